@@ -1,0 +1,311 @@
+"""The house rules: who imports whom, how long a module is, what is pure, what is named nowhere, what README says."""
+
+import ast
+import importlib.metadata
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kvsweep
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("kernels", "ledger", "transports", "runtime", "scenarios")
+MAY_IMPORT = {
+    "kernels": {"kernels"},
+    "ledger": {"ledger"},
+    "transports": {"transports", "ledger", "kernels"},
+    "runtime": {"runtime", "ledger", "kernels", "transports"},
+    "scenarios": {*FOLDERS, "kvsweep"},
+}
+MAX_LINES = 400
+PRODUCT = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+TOP = sorted((ROOT / "src/kvsweep").glob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+SCRIPTS = sorted((ROOT / "scripts").glob("*.py"))
+# Where a clock, a file or a thread is allowed inside ledger/: the stores.
+STORES = re.compile(r"ledger/(sqlite|stores?\w*)(\.py|/.*)")
+IMPURE_MODULES = frozenset(
+    "anyio asyncio concurrent datetime fcntl http io logging mmap multiprocessing os pathlib pickle queue random "
+    "secrets select selectors shelve shutil signal socket sqlite3 ssl structlog subprocess sys tempfile threading time "
+    "trio urllib uuid warnings".split()
+)
+IMPURE_CALLS = frozenset({"open", "print", "input", "exec", "eval", "breakpoint"})
+IMPURE_NUMPY = frozenset({"random", "save", "savez", "load", "memmap", "fromfile", "tofile", "loadtxt", "savetxt"})
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def imported(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of every import, wherever it stands.
+
+    `from a import b` yields a.b, a relative import starts with a dot.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.lineno, "." * node.level + f"{node.module or ''}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rsplit(".", 1)[-1] in {
+            "import_module",
+            "__import__",
+        }:
+            yield from (
+                (node.lineno, argument.value)
+                for argument in node.args[:1]
+                if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+            )
+
+
+def direction_faults(folder: str, tree: ast.Module) -> list[str]:
+    faults = []
+    for line, name in imported(tree):
+        first, *rest = name.split(".")
+        if not first or first in FOLDERS:
+            faults.append(f"{line}: {name} is not an absolute kvsweep import")
+        elif first == "kvsweep":
+            target = rest[0] if rest and rest[0] in FOLDERS else "kvsweep"
+            if target not in MAY_IMPORT[folder]:
+                faults.append(f"{line}: {folder} may not import {name}")
+    return faults
+
+
+def purity_faults(tree: ast.Module) -> list[str]:
+    faults = [f"{line}: imports {name}" for line, name in imported(tree) if name.split(".")[0] in IMPURE_MODULES]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith):
+            faults.append(f"{node.lineno}: async")
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS:
+            faults.append(f"{node.lineno}: calls {node.func.id}")
+        elif isinstance(node, ast.Attribute) and node.attr in IMPURE_NUMPY:
+            faults.append(f"{node.lineno}: uses {ast.unparse(node)}")
+    return faults
+
+
+def sleep_faults(tree: ast.Module) -> list[str]:
+    faults = [f"{line}: imports {name}" for line, name in imported(tree) if name.split(".")[-1] == "sleep"]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "sleep":
+            faults.append(f"{node.lineno}: {ast.unparse(node)}")
+    return faults
+
+
+def environment_faults(tree: ast.Module) -> list[str]:
+    faults = [
+        f"{line}: imports {name}"
+        for line, name in imported(tree)
+        if name in {"os.environ", "os.environb", "os.getenv", "os.getenvb"}
+    ]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in {"environ", "environb", "getenv", "getenvb"}:
+            faults.append(f"{node.lineno}: {ast.unparse(node)}")
+    return faults
+
+
+def report(faults: dict[str, list[str]]) -> str:
+    return "\n".join(f"{path}:{fault}" for path, found in faults.items() for fault in found)
+
+
+def test_folders_import_only_what_they_may() -> None:
+    faults = {name_of(path): direction_faults(path.relative_to(ROOT).parts[0], parse(path)) for path in PRODUCT}
+    assert not report(faults), report(faults)
+
+
+def test_modules_are_short() -> None:
+    lengths = {name_of(path): len(path.read_text().splitlines()) for path in [*PRODUCT, *TOP, *TESTS, *SCRIPTS]}
+    long = {path: length for path, length in lengths.items() if length >= MAX_LINES}
+    assert not long, f"modules of {MAX_LINES} lines or more: {long}"
+
+
+def is_pure(path: Path) -> bool:
+    name = name_of(path)
+    return (name.startswith("ledger/") and not STORES.fullmatch(name)) or name.startswith("runtime/core")
+
+
+def test_ledger_and_core_have_no_clock_no_random_no_io() -> None:
+    faults = {name_of(path): purity_faults(parse(path)) for path in PRODUCT if is_pure(path)}
+    assert not report(faults), report(faults)
+
+
+def test_no_environment_variable_is_read() -> None:
+    """A1: no flag of the environment decides anything. Settings are one object, read from a file or from arguments."""
+    faults = {name_of(path): environment_faults(parse(path)) for path in [*PRODUCT, *TOP]}
+    assert not report(faults), report(faults)
+
+
+def test_tests_wait_for_conditions_and_never_sleep() -> None:
+    faults = {name_of(path): sleep_faults(parse(path)) for path in TESTS}
+    assert not report(faults), report(faults)
+
+
+@pytest.mark.parametrize(
+    ("folder", "source", "fault"),
+    [
+        (
+            "ledger",
+            "def f():\n    from kvsweep.kernels import gather",
+            "2: ledger may not import kvsweep.kernels.gather",
+        ),
+        (
+            "ledger",
+            "if TYPE_CHECKING:\n    import kvsweep.runtime.core",
+            "2: ledger may not import kvsweep.runtime.core",
+        ),
+        ("kernels", "from kvsweep.ledger.ids import Rows", "1: kernels may not import kvsweep.ledger.ids.Rows"),
+        ("kernels", "from kvsweep import ledger", "1: kernels may not import kvsweep.ledger"),
+        ("runtime", "from kvsweep import Core", "1: runtime may not import kvsweep.Core"),
+        (
+            "runtime",
+            "importlib.import_module('kvsweep.scenarios.demo')",
+            "1: runtime may not import kvsweep.scenarios.demo",
+        ),
+        ("runtime", "from .core import Core", "1: .core.Core is not an absolute kvsweep import"),
+        ("scenarios", "import ledger.ids", "1: ledger.ids is not an absolute kvsweep import"),
+    ],
+)
+def test_the_direction_check_sees_every_form_of_import(folder: str, source: str, fault: str) -> None:
+    assert direction_faults(folder, ast.parse(source)) == [fault]
+
+
+@pytest.mark.parametrize(
+    ("source", "fault"),
+    [
+        ("import time", "1: imports time"),
+        ("def f():\n    from os import path", "2: imports os.path"),
+        ("x = open('f')", "1: calls open"),
+        ("x = np.random.default_rng(1)", "1: uses np.random"),
+        ("async def f(): ...", "1: async"),
+    ],
+)
+def test_the_purity_check_sees_clock_random_and_io(source: str, fault: str) -> None:
+    assert purity_faults(ast.parse(source)) == [fault]
+
+
+@pytest.mark.parametrize("source", ["time.sleep(1)", "await anyio.sleep(0)", "from time import sleep"])
+def test_the_sleep_check_sees_sleeping(source: str) -> None:
+    assert sleep_faults(ast.parse(source))
+
+
+@pytest.mark.parametrize("source", ["os.environ['A']", "os.getenv('A')", "from os import environ as e"])
+def test_the_environment_check_sees_reading(source: str) -> None:
+    assert environment_faults(ast.parse(source))
+
+
+# ---- in a fresh interpreter ------------------------------------------------------------------------------------------
+
+
+def fresh(code: str, cwd: Path) -> list[str]:
+    """Run `code` in a new interpreter that has no checkout on its path; its last line of output is a JSON list."""
+    done = subprocess.run([sys.executable, "-P", "-c", code], cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    names: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return names
+
+
+def test_no_folder_is_imported_under_its_bare_name(tmp_path: Path) -> None:
+    """Another project on the package index is called kernels, and a well-known library imports it."""
+    code = (
+        "import importlib, json, pkgutil, sys, kvsweep\n"
+        "for module in pkgutil.walk_packages(kvsweep.__path__, 'kvsweep.'): importlib.import_module(module.name)\n"
+        f"print(json.dumps(sorted({set(FOLDERS)!r} & set(sys.modules))))"
+    )
+    assert fresh(code, tmp_path) == []
+    assert set(FOLDERS).isdisjoint(sys.modules)
+
+
+def test_import_kvsweep_loads_nothing_heavy(tmp_path: Path) -> None:
+    heavy = {"torch", "transformers", "tokenizers", "gguf", "typer", "rich", "sqlite3", "cupy", "trio"}
+    code = f"import json, sys, kvsweep\nprint(json.dumps(sorted({heavy!r} & set(sys.modules))))"
+    assert fresh(code, tmp_path) == []
+
+
+def test_the_version_is_written_once() -> None:
+    assert importlib.metadata.version("kvsweep") == kvsweep.__version__
+    assert kvsweep.__version__ not in (ROOT / "pyproject.toml").read_text()
+
+
+# ---- words that stand nowhere ----------------------------------------------------------------------------------------
+
+GENERATED_OR_FOREIGN = {".git", ".venv", "build", "dist", "__pycache__", "LICENSE"}
+NOWHERE = {
+    "an absolute path of somebody's machine": r"(?<![\w.}>)])/(?:home|Users|root|work|workspace)/",
+    "a private address": r"\b(?:10\.\d+|192\.168|172\.(?:1[6-9]|2\d|3[01]))\.\d+\.\d+\b",
+    "a package index of one site": r"--(?:extra-)?index[-]url",
+    "work that is left open": r"\b(?:T[O]DO|F[I]XME|X[X]X)\b",
+}
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    for directory, folders, files in os.walk(ROOT):
+        folders[:] = [
+            name
+            for name in folders
+            if name not in GENERATED_OR_FOREIGN and not name.endswith("_cache") and name != ".hypothesis"
+        ]
+        for file in sorted(set(files) - GENERATED_OR_FOREIGN):
+            path = Path(directory, file)
+            try:
+                yield name_of(path), path.read_text(encoding="utf-8")
+            except UnicodeDecodeError:
+                continue
+
+
+@pytest.mark.parametrize("what", NOWHERE)
+def test_files_name_no_machine_and_leave_nothing_open(what: str) -> None:
+    found = [
+        f"{path}:{text.count(chr(10), 0, match.start()) + 1}: {match[0]}"
+        for path, text in texts()
+        for match in re.finditer(NOWHERE[what], text)
+    ]
+    assert not found, f"{what}: {found}"
+
+
+# ---- README ----------------------------------------------------------------------------------------------------------
+
+
+def readme_commands() -> list[str]:
+    blocks = re.findall(r"```(?:sh|console)\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    lines = [line.removeprefix("$ ").split("  #")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if re.match(r"(\./|kvsweep\b|\.venv/bin/)", line)]
+
+
+@pytest.mark.parametrize("command", readme_commands())
+def test_readme_commands_exist(command: str) -> None:
+    """Each script is there and executable; each kvsweep command answers --help and knows the options shown."""
+    program, *words = shlex.split(command)
+    if program.startswith("./"):
+        assert os.access(ROOT / program, os.X_OK), f"{program} is not executable"
+    options = {word.split("=")[0] for word in words if word.startswith("--")}
+    if program == "./check":
+        assert options <= {"--full", "--help"}
+        return
+    subcommands = {"./demo": ["demo"]}.get(program, [])
+    if Path(program).name == "kvsweep":
+        for word in words:
+            if not re.fullmatch(r"[a-z][a-z-]*", word):
+                break
+            subcommands.append(word)
+    elif program != "./demo":
+        return
+    done = subprocess.run(
+        [sys.executable, "-c", "from kvsweep.cli import main; main()", *subcommands, "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1", "PATH": os.environ["PATH"]},
+    )
+    assert done.returncode == 0, f"{command}: {done.stderr}"
+    missing = sorted(option for option in options if not re.search(rf"(?<!\S){option}(?![\w-])", done.stdout))
+    assert not missing, f"{command}: kvsweep {' '.join(subcommands)} --help does not know {missing}"
