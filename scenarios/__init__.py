@@ -1,0 +1,1 @@
+"""Scripted runs: the serving loop on a model, and what is measured there."""
