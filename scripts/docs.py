@@ -184,19 +184,10 @@ def architecture_page(page: str, tables: Mapping[str, tuple[Table, str]]) -> str
 
 
 def phase_tables() -> dict[str, tuple[Table, str]]:
-    """The tables of kvsweep.ledger.phases by the name of their diagram, with the state each begins in."""
-    from kvsweep.ledger import phases
+    """The tables of kvsweep.ledger.phases by the name of their diagram, with the state that stands first in each."""
+    from kvsweep.ledger.phases import TABLES
 
-    tables = {"life": phases.LIFE, "upload": phases.UPLOAD, "retain": phases.RETAIN, "store": phases.STORE}
-    return {name: (_plain(table), next(iter(_plain(table)))[0]) for name, table in tables.items()}
-
-
-def _plain(table: Mapping[tuple[object, object], object]) -> Table:
-    return {(_name(state), _name(event)): _name(following) for (state, event), following in table.items()}
-
-
-def _name(thing: object) -> str:
-    return str(getattr(thing, "name", None) or getattr(thing, "__name__", None) or thing)
+    return {name: (table, next(iter(table))[0]) for name, table in TABLES.items()}
 
 
 # ---- command ---------------------------------------------------------------------------------------------------------
