@@ -1,0 +1,172 @@
+"""Block memory of one side: the device's pools, or the CPU's."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsweep.kernels import BlockShape, Packing, gather_blocks, move_blocks, pack_vnni, scatter_blocks, unpack_vnni
+from kvsweep.ledger.errors import LayoutError
+from kvsweep.ledger.ids import Int32
+from kvsweep.ledger.layout import Layout
+
+UInt8 = npt.NDArray[np.uint8]
+
+POISON = 0xFF
+"""Byte of memory that holds nothing: 0xFFFF… is NaN in float32 and in bfloat16."""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes that went through one memory, counted where they pass and apart from what operations report."""
+
+    read_bytes: int = 0  # copied out, to the other side
+    written_bytes: int = 0  # copied in, from the other side
+    moved_bytes: int = 0  # copied inside
+
+
+class BlockMemory:
+    """Blocks of every KV-cache group, each one C-contiguous array; new memory is poisoned.
+
+    groups   one uint8[layers of the group, blocks, block_bytes] a group, layers ascending
+    packing  order of the elements inside a block: NATURAL is [2 (K, V), kv_heads, block_size, head_dim]
+    traffic  bytes copied by `gather`, `scatter` and `move`; views and `peek` are not counted
+    """
+
+    def __init__(self, layout: Layout, blocks: Sequence[int], packing: Packing) -> None:
+        """blocks: size of each group's pool. Raises LayoutError for another number of pools or a size below 1."""
+        if len(blocks) != layout.groups or any(count < 1 for count in blocks):
+            raise LayoutError("blocks", f"at least 1 block for each of {layout.groups} groups", str(tuple(blocks)))
+        self.layout = layout
+        self.packing = packing
+        self.traffic = Traffic()
+        self._place: dict[int, tuple[int, int]] = {}
+        self.groups: list[UInt8] = []
+        self.shapes: list[BlockShape] = []
+        for group, count in enumerate(blocks):
+            layers = layout.group_layers(group)
+            one = layout.layers[layers[0]]
+            dtype = cast(Literal["float32", "bfloat16"], layout.dtype)  # checked by Layout.check
+            shape = BlockShape(one.kv_heads, layout.block_size, one.head_dim, dtype)
+            shape.check_packing(packing)
+            self.shapes.append(shape)
+            self.groups.append(np.full((len(layers), count, shape.block_bytes), POISON, dtype=np.uint8))
+            self._place.update({layer: (group, at) for at, layer in enumerate(layers)})
+
+    @classmethod
+    def of_device(cls, layout: Layout, blocks: Sequence[int]) -> "BlockMemory":
+        """Device pools, one size a group, natural order."""
+        return cls(layout, blocks, Packing.NATURAL)
+
+    @classmethod
+    def of_cpu(cls, layout: Layout, total_blocks: int) -> "BlockMemory":
+        """CPU pool: one block id covers every layer of every group, in the layout's packing."""
+        return cls(layout, (total_blocks,) * layout.groups, Packing(layout.packing))
+
+    def place(self, layer: int) -> tuple[int, int]:
+        """(group, index on the first axis of the group's array). Raises LayoutError for an unknown layer."""
+        try:
+            return self._place[layer]
+        except KeyError:
+            raise LayoutError("layer", f"a layer in [0, {len(self._place)})", str(layer)) from None
+
+    def blocks(self, group: int) -> int:
+        """Size of one group's pool."""
+        return int(self.groups[group].shape[1])
+
+    def areas(self, layer: int) -> UInt8:
+        """uint8[blocks, block_bytes]: a view of one layer, in this memory's packing."""
+        group, at = self.place(layer)
+        return cast(UInt8, self.groups[group][at])
+
+    def typed(self, layer: int) -> npt.NDArray[Any]:
+        """[blocks, 2, kv_heads, block_size, head_dim]: a view of one layer, float32 (or uint16: the bits of bfloat16).
+
+        The view is the memory itself: wrap it once and read it as often as steps run. Natural order only, else
+        LayoutError.
+        """
+        if self.packing is not Packing.NATURAL:
+            raise LayoutError("packing", "natural, for a view by element", self.packing.value)
+        shape = self.shapes[self.place(layer)[0]]
+        return self.areas(layer).view(element_type(shape)).reshape(-1, *shape.natural_axes)
+
+    def check_blocks(self, argument: str, layer: int, blocks: object) -> Int32:
+        """The ids, if they are int32[n] inside the layer's pool; LayoutError otherwise."""
+        count = self.areas(layer).shape[0]
+        if not isinstance(blocks, np.ndarray) or blocks.dtype != np.int32 or blocks.ndim != 1:
+            got = f"{blocks.dtype} of shape {blocks.shape}" if isinstance(blocks, np.ndarray) else type(blocks).__name__
+            raise LayoutError(argument, "int32[n] block ids", got)
+        outside = (blocks < 0) | (blocks >= count)
+        if outside.any():
+            raise LayoutError(argument, f"ids in [0, {count}) in layer {layer}", str(int(blocks[outside][0])))
+        return blocks
+
+    def peek(self, layer: int, blocks: Int32) -> UInt8:
+        """uint8[n, block_bytes]: a copy of these blocks in NATURAL order, whatever the packing."""
+        ids = self.check_blocks("blocks", layer, blocks)
+        raw = np.ascontiguousarray(self.areas(layer)[ids])
+        if self.packing is Packing.NATURAL:
+            return raw
+        natural = np.empty_like(raw)
+        unpack_vnni(raw, self.shapes[self.place(layer)[0]], natural)
+        return natural
+
+    def write_tokens(self, layer: int, block: int, first_token: int, k: npt.NDArray[Any], v: npt.NDArray[Any]) -> None:
+        """Write n tokens of one block, at once.
+
+        first_token  offset of the first one inside the block; first_token + n must not pass block_size
+        k, v         [kv_heads, n, head_dim], float32 (or uint16: the bits of bfloat16)
+        Raises LayoutError before anything is written.
+        """
+        self.check_blocks("block", layer, np.asarray([block], dtype=np.int32))
+        shape = self.shapes[self.place(layer)[0]]
+        for name, rows in (("k", k), ("v", v)):
+            expected = (shape.kv_heads, k.shape[1] if k.ndim == 3 else 0, shape.head_dim)
+            if rows.dtype != element_type(shape) or rows.shape != expected:
+                axes = f"({shape.kv_heads}, n, {shape.head_dim}), n as in k"
+                raise LayoutError(
+                    name, f"{np.dtype(element_type(shape))} of shape {axes}", f"{rows.dtype} of shape {rows.shape}"
+                )
+        end = first_token + k.shape[1]
+        if first_token < 0 or end > shape.block_size:
+            raise LayoutError("first_token", f"tokens inside [0, {shape.block_size})", f"{first_token} … {end - 1}")
+        if self.packing is Packing.NATURAL:
+            area = self.typed(layer)[block]
+            area[0, :, first_token:end], area[1, :, first_token:end] = k, v
+            return
+        # Pairs of tokens lie together in the packed V, so a block is packed as a whole.
+        whole = self.peek(layer, np.asarray([block], dtype=np.int32))
+        area = whole.view(element_type(shape)).reshape(shape.natural_axes)
+        area[0, :, first_token:end], area[1, :, first_token:end] = k, v
+        packed = np.empty_like(whole)
+        pack_vnni(whole, shape, packed)
+        self.areas(layer)[block] = packed[0]
+
+    def poison(self, group: int, blocks: Int32) -> None:
+        """Overwrite freed blocks in every layer of the group, so that an early reuse or late read is seen."""
+        if not 0 <= group < len(self.groups):
+            raise LayoutError("group", f"a group in [0, {len(self.groups)})", str(group))
+        ids = self.check_blocks("blocks", self.layout.group_layers(group)[0], blocks)
+        self.groups[group][:, ids] = POISON
+
+    def gather(self, group: int, layers: Int32, row_ptr: Int32, ids: Int32, out: UInt8) -> None:
+        """Copy blocks out, raw; arguments as kernels.gather_blocks, `layers` as indices in the group's array."""
+        gather_blocks(self.groups[group], layers, row_ptr, ids, out)
+        self.traffic.read_bytes += out.nbytes
+
+    def scatter(self, group: int, layers: Int32, row_ptr: Int32, ids: Int32, staged: UInt8) -> None:
+        """Copy blocks in, raw; arguments as kernels.scatter_blocks."""
+        scatter_blocks(staged, self.groups[group], layers, row_ptr, ids)
+        self.traffic.written_bytes += staged.nbytes
+
+    def move(self, group: int, layers: Int32, row_ptr: Int32, source: Int32, destination: Int32) -> None:
+        """Copy blocks inside this memory; arguments as kernels.move_blocks."""
+        move_blocks(self.groups[group], layers, row_ptr, source, destination)
+        self.traffic.moved_bytes += destination.size * self.groups[group].shape[2]
+
+
+def element_type(shape: BlockShape) -> type[np.float32] | type[np.uint16]:
+    """float32, or the 16-bit words that bfloat16 is kept as."""
+    return np.float32 if shape.dtype == "float32" else np.uint16
