@@ -123,6 +123,13 @@ def test_folders_import_only_what_they_may() -> None:
     assert not report(faults), report(faults)
 
 
+def test_every_folder_with_modules_is_a_package() -> None:
+    """A folder without __init__.py still imports, and type checkers and module walks pass it by in silence."""
+    folders = {path.parent for path in PRODUCT}
+    missing = sorted(name_of(folder) for folder in folders if not (folder / "__init__.py").exists())
+    assert not missing, f"without __init__.py: {missing}"
+
+
 def test_modules_are_short() -> None:
     lengths = {name_of(path): len(path.read_text().splitlines()) for path in [*PRODUCT, *TOP, *TESTS, *SCRIPTS]}
     long = {path: length for path, length in lengths.items() if length >= MAX_LINES}
