@@ -1,0 +1,1 @@
+"""Facts, tables, reducers, laws, logs and replay. Imports nothing of ours."""

@@ -1,0 +1,173 @@
+"""The decision table for a rank's acknowledgement: first match wins, top to bottom (contract F2).
+
+A repeated ACK is a no-op, an old one is ignored, a future or conflicting one is an error; none of them changes state.
+"""
+
+from collections.abc import Callable
+from typing import Final, Literal, get_args
+
+from msgspec import Struct
+
+from kvsweep.ledger.event_base import Outcome
+from kvsweep.ledger.ids import Operation
+from kvsweep.ledger.state import ClosedOperation, OpenOperation, RequestState, State
+
+VerdictKind = Literal["applied", "aborts", "settles", "duplicate", "stale", "future", "conflict"]
+OUTCOMES: Final = frozenset(get_args(Outcome))
+
+
+class Ack(Struct, frozen=True, kw_only=True):
+    """What the table looks at: who speaks, of which operation, and what it says."""
+
+    operation: Operation
+    rank: int
+    process_epoch: int
+    outcome: str
+
+
+class Verdict(Struct, frozen=True, kw_only=True):
+    kind: VerdictKind
+    rule: str
+    expected: str = ""
+    got: str = ""
+
+
+class _Known(Struct, frozen=True, kw_only=True):
+    """The facts that an ACK is held against, looked up once."""
+
+    state: State
+    request: RequestState | None  # latest life of the request id
+    live: OpenOperation | None  # open or settling
+    settling: bool
+    closed: ClosedOperation | None
+
+
+def judge(state: State, ack: Ack) -> Verdict:
+    """Verdict of the first row of the table that matches."""
+    known = _look_up(state, ack)
+    for rule, kind, test in TABLE:
+        found = test(known, ack)
+        if found is not None:
+            return Verdict(kind=kind, rule=rule, expected=found[0], got=found[1])
+    return Verdict(kind="applied", rule="operation open, outcome completed")
+
+
+def _look_up(state: State, ack: Ack) -> _Known:
+    request = state.requests.get(ack.operation.request.request_id)
+    live, settling, closed = None, False, None
+    if request is not None:
+        number = ack.operation.operation_id
+        for opened in request.open_operations():
+            live = opened if opened.operation.operation_id == number else live
+        for opened in request.settling:
+            if opened.operation.operation_id == number:
+                live, settling = opened, True
+        for lane in (request.upload, request.retain, request.store):
+            if lane.closed is not None and lane.closed.operation == ack.operation:
+                closed = lane.closed
+    return _Known(state=state, request=request, live=live, settling=settling, closed=closed)
+
+
+Found = tuple[str, str] | None
+"""(expected, got) where the row matches, else None."""
+
+MATCH: Final = ("", "")
+
+
+def _old_life(known: _Known, ack: Ack) -> Found:
+    if known.request is None:
+        return None
+    current, got = known.request.key.request_epoch, ack.operation.request.request_epoch
+    if got < current or (got == current and known.request.life == "CLOSED"):
+        return f"request epoch {current}, {known.request.life.lower()}", f"request epoch {got}"
+    return None
+
+
+def _newer_than_known(known: _Known, ack: Ack) -> Found:
+    pool = known.state.pool
+    if ack.operation.operation_id >= pool.next_operation_id:
+        return f"operation id below {pool.next_operation_id}", str(ack.operation.operation_id)
+    epoch = known.request.key.request_epoch if known.request else pool.epoch_floor
+    if ack.operation.request.request_epoch > epoch:
+        return f"request epoch up to {epoch}", str(ack.operation.request.request_epoch)
+    process = pool.process_epoch(ack.rank)
+    if process is not None and ack.process_epoch > process:
+        return f"process epoch up to {process} of rank {ack.rank}", str(ack.process_epoch)
+    return None
+
+
+def _recorded_in_last(known: _Known, ack: Ack) -> Found:
+    if known.live is None and known.closed is not None and (ack.rank, ack.outcome) in known.closed.outcomes:
+        return MATCH
+    return None
+
+
+def _not_live(known: _Known, ack: Ack) -> Found:
+    if known.live is not None:
+        return None
+    last = known.closed.operation if known.closed else None
+    return f"an open or settling operation (last closed here: {last})", str(ack.operation)
+
+
+def _differs(known: _Known, ack: Ack) -> Found:
+    live = known.live
+    if live is None:
+        return None
+    for field in ("pool_generation", "map_revision", "request"):
+        ours, theirs = getattr(live.operation, field), getattr(ack.operation, field)
+        if ours != theirs:
+            return f"{field} {ours}", f"{field} {theirs}"
+    if not live.ranks:
+        return "an operation that was sent", "one that was not"
+    if ack.rank not in dict(live.ranks):
+        return f"one of ranks {[rank for rank, _ in live.ranks]}", f"rank {ack.rank}"
+    if ack.outcome not in OUTCOMES:
+        return f"outcome one of {sorted(OUTCOMES)}", repr(ack.outcome)
+    return None
+
+
+def _old_process(known: _Known, ack: Ack) -> Found:
+    process = known.state.pool.process_epoch(ack.rank)
+    if process is not None and ack.process_epoch < process:
+        return f"process epoch {process} of rank {ack.rank}", str(ack.process_epoch)
+    return None
+
+
+def _process_after_plan(known: _Known, ack: Ack) -> Found:
+    planned = dict(known.live.ranks)[ack.rank] if known.live else ack.process_epoch
+    if ack.process_epoch != planned:
+        return f"process epoch {planned} named by the plan", str(ack.process_epoch)
+    return None
+
+
+def _recorded_same(known: _Known, ack: Ack) -> Found:
+    recorded = dict(known.live.outcomes).get(ack.rank) if known.live else None
+    return MATCH if recorded == ack.outcome else None
+
+
+def _recorded_other(known: _Known, ack: Ack) -> Found:
+    recorded = dict(known.live.outcomes).get(ack.rank) if known.live else None
+    return (f"outcome {recorded}, as recorded", f"outcome {ack.outcome}") if recorded is not None else None
+
+
+def _settles(known: _Known, ack: Ack) -> Found:
+    return MATCH if known.settling else None
+
+
+def _not_completed(known: _Known, ack: Ack) -> Found:
+    return MATCH if ack.outcome != "completed" else None
+
+
+TABLE: Final[tuple[tuple[str, VerdictKind, Callable[[_Known, Ack], Found]], ...]] = (
+    ("request epoch is old, or the request is closed", "stale", _old_life),
+    ("request epoch, operation or process epoch not given out yet", "future", _newer_than_known),
+    ("the lane's last closed operation, with this rank and outcome", "duplicate", _recorded_in_last),
+    ("operation neither open nor settling", "stale", _not_live),
+    ("differs from the operation it names", "conflict", _differs),
+    ("process epoch is old", "stale", _old_process),
+    ("process epoch is not the one of the plan", "conflict", _process_after_plan),
+    ("rank already recorded with this outcome", "duplicate", _recorded_same),
+    ("rank already recorded with another outcome", "conflict", _recorded_other),
+    ("operation settles", "settles", _settles),
+    ("operation open, outcome failed or cancelled", "aborts", _not_completed),
+)

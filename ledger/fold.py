@@ -1,0 +1,169 @@
+"""The one door: `apply` checks key, table, joint rules and identities, then reduces.
+
+A refused event changes nothing.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from kvsweep.ledger import events as e
+from kvsweep.ledger import (
+    joint,
+    phases,
+    reduce_life,
+    reduce_pool,
+    reduce_retain,
+    reduce_settle,
+    reduce_tail,
+    reduce_upload,
+)
+from kvsweep.ledger.errors import Refused, SequenceConflict
+from kvsweep.ledger.ids import POOL
+from kvsweep.ledger.state import RequestState, State
+
+Reducer = Callable[[State, RequestState, Any], State]
+
+REDUCE: Final[dict[type[e.Event], Reducer]] = {
+    e.RequestOpened: reduce_life.opened,
+    e.RequestPreempted: reduce_life.preempted,
+    e.RequestResumed: reduce_life.resumed,
+    e.RequestFinished: reduce_life.finished,
+    e.RequestClosed: reduce_life.closed,
+    e.BlocksRetired: reduce_life.retired,
+    e.BlocksSelected: reduce_upload.selected,
+    e.UploadPlanned: reduce_upload.planned,
+    e.BlocksLeased: reduce_upload.leased,
+    e.TransferStarted: reduce_upload.started,
+    e.RankTransferred: reduce_upload.transferred,
+    e.TransferCompleted: reduce_upload.completed,
+    e.ResidencyCommitted: reduce_upload.committed,
+    e.KeepMapPublished: reduce_upload.published,
+    e.UploadAcknowledged: reduce_upload.acknowledged,
+    e.UploadAborted: reduce_settle.upload_aborted,
+    e.RetainPlanned: reduce_retain.planned,
+    e.ReadersDrained: reduce_retain.drained,
+    e.TablesApplied: reduce_retain.applied,
+    e.AllRanksApplied: reduce_retain.all_applied,
+    e.OwnersCommitted: reduce_retain.committed,
+    e.RetainAcknowledged: reduce_retain.acknowledged,
+    e.RetainAborted: reduce_settle.retain_aborted,
+    e.TailOpened: reduce_tail.opened,
+    e.TailSealed: reduce_tail.sealed,
+    e.StoreStarted: reduce_tail.store_started,
+    e.RankStored: reduce_tail.stored,
+    e.StoreCompleted: reduce_tail.store_completed,
+    e.StoreAborted: reduce_settle.store_aborted,
+    e.BlockLost: reduce_tail.lost,
+    e.TailDropped: reduce_tail.dropped,
+    e.FenceOpened: reduce_tail.fence_opened,
+    e.SourcesRegistered: reduce_tail.registered,
+    e.TransferSettled: reduce_settle.settled,
+    e.AckIgnored: reduce_settle.noted,
+    e.AckRefused: reduce_settle.noted,
+    e.PlanRefused: reduce_settle.noted,
+    e.CommandRefused: reduce_settle.noted,
+}
+
+REDUCE_POOL: Final[dict[type[e.Event], Callable[[State, Any], Any]]] = {
+    e.RunConfigured: reduce_pool.configured,
+    e.RankLost: reduce_pool.rank_lost,
+    e.RankRestarted: reduce_pool.rank_restarted,
+    e.ProducerRestarted: reduce_pool.producer_restarted,
+    e.AckIgnored: reduce_pool.noted,
+    e.AckRefused: reduce_pool.noted,
+    e.CommandRefused: reduce_pool.noted,
+    e.DigestRecorded: reduce_pool.noted,
+}
+
+LIVING: Final = frozenset({"RUNNING", "PREEMPTED", "FINISHING"})
+
+
+def apply(state: State, event: e.Event) -> State:
+    """State after the event. Raises SequenceConflict or Refused; `state` is never changed."""
+    if event.request == POOL:
+        return _apply_pool(state, event)
+    if state.pool.run is None:
+        raise Refused(event.request, type(event).__name__, "an unconfigured pool", ("RunConfigured",))
+    request = _expect_key(state, event)
+    request = _expect_phase(state, request, event)
+    return REDUCE[type(event)](state, request, event)
+
+
+def apply_all(state: State, events: Iterable[e.Event]) -> State:
+    """Fold a whole batch; the first illegal event raises and nothing of the batch is kept."""
+    for event in events:
+        state = apply(state, event)
+    return state
+
+
+def _apply_pool(state: State, event: e.Event) -> State:
+    reducer = REDUCE_POOL.get(type(event))
+    if reducer is None:
+        raise Refused(
+            event.request, type(event).__name__, "the pool stream", tuple(kind.__name__ for kind in REDUCE_POOL)
+        )
+    if event.seq != state.pool.seq:
+        raise SequenceConflict(event.request, state.pool.seq, event.seq)
+    if state.pool.run is None and not isinstance(event, e.RunConfigured):
+        raise Refused(event.request, type(event).__name__, "an unconfigured pool", ("RunConfigured",))
+    result = reducer(state, event)
+    after = result if isinstance(result, State) else replace(state, pool=result)
+    return replace(after, pool=replace(after.pool, seq=event.seq + 1))
+
+
+def _expect_key(state: State, event: e.Event) -> RequestState:
+    """The event's stream and number: a known life and its next seq, or the first event of a new life."""
+    known = state.requests.get(event.request.request_id)
+    if isinstance(event, e.RequestOpened) and (known is None or event.request != known.key):
+        last = known.key.request_epoch if known else state.pool.epoch_floor
+        if known is not None and known.life != "CLOSED":
+            raise Refused(
+                known.key, "RequestOpened", known.describe(), legal_now(known), "the earlier life is not closed"
+            )
+        if event.request.request_epoch != last + 1:
+            raise SequenceConflict(
+                event.request, f"request_epoch {last + 1}", f"request_epoch {event.request.request_epoch}"
+            )
+        known = RequestState(key=event.request)
+    if known is None or known.key != event.request:
+        raise SequenceConflict(event.request, f"a life of {known.key if known else 'no such request'}", event.request)
+    if event.seq != known.seq:
+        raise SequenceConflict(event.request, known.seq, event.seq)
+    return replace(known, seq=event.seq + 1)
+
+
+def _expect_phase(state: State, request: RequestState, event: e.Event) -> RequestState:
+    """Advance every machine that knows the event; a missing key is the error. Then the joint rules."""
+    name = type(event).__name__
+    if type(event) not in REDUCE:
+        raise Refused(request.key, name, request.describe(), legal_now(request), "a fact of the pool, not of a request")
+    before = request
+    for machine, table in phases.TABLES.items():
+        if name not in phases.ALPHABET[machine]:
+            continue
+        if isinstance(event, e.BlocksRetired) and event.cause != "retain":
+            continue  # only the view that the retain lane replaced moves that lane
+        phase = request.life if machine == "life" else getattr(request, machine).phase
+        after = table.get((phase, name))
+        if after is None:
+            raise Refused(request.key, name, before.describe(), legal_now(before))
+        if machine == "life":
+            request = replace(request, life=after)
+        else:
+            request = replace(request, **{machine: replace(getattr(request, machine), phase=after)})
+    if before.life not in LIVING and name not in ("RequestOpened", "AckIgnored", "AckRefused", "CommandRefused"):
+        raise Refused(request.key, name, before.describe(), legal_now(before), "the request is closed")
+    reason = joint.broken(state, before, event)
+    if reason is not None:
+        raise Refused(request.key, name, before.describe(), legal_now(before), reason)
+    return request
+
+
+def legal_now(request: RequestState) -> tuple[str, ...]:
+    """Events that the tables take in this state, machine by machine."""
+    found: list[str] = []
+    for machine, table in phases.TABLES.items():
+        found += phases.legal(table, request.life if machine == "life" else getattr(request, machine).phase)
+    return tuple(found)

@@ -1,0 +1,100 @@
+"""Joint rules: what binds the machines to each other. Data, checked after the tables and before any reducer.
+
+A rule names the events it guards and says why one is illegal, or None.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from msgspec import Struct
+
+from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.events import (
+    BlocksSelected,
+    OwnersCommitted,
+    RequestClosed,
+    RequestFinished,
+    RequestPreempted,
+    ResidencyCommitted,
+    RetainPlanned,
+    StoreStarted,
+    TailOpened,
+)
+from kvsweep.ledger.phases import ABORTABLE
+from kvsweep.ledger.state import RequestState, State
+
+
+class JointRule(Struct, frozen=True):
+    name: str
+    clause: str
+    events: tuple[type[Event], ...]
+    reason: Callable[[State, RequestState, Event], str | None]
+
+
+def _lanes_free(state: State, request: RequestState, event: Event) -> str | None:
+    if request.life != "RUNNING":
+        return f"life is {request.life}"
+    other = request.retain if isinstance(event, BlocksSelected) else request.upload
+    return None if other.phase == "IDLE" else f"the other view-changing lane is {other.phase}"
+
+
+def _on_planned_view(state: State, request: RequestState, event: Event) -> str | None:
+    lane = request.upload if isinstance(event, ResidencyCommitted) else request.retain
+    if request.life != "RUNNING":
+        return f"life is {request.life}"
+    if lane.open is None:
+        return "no operation is open"
+    planned, current = lane.open.operation, (state.pool.pool_generation, request.map_revision)
+    if (planned.pool_generation, planned.map_revision) != current:
+        return (
+            f"planned on (pool generation, map revision) {planned.pool_generation, planned.map_revision}, now {current}"
+        )
+    return None
+
+
+def _lanes_turned_back(state: State, request: RequestState, event: Event) -> str | None:
+    lanes = {"upload": request.upload, "retain": request.retain}
+    if isinstance(event, RequestFinished):
+        lanes["store"] = request.store
+    for name, lane in lanes.items():
+        if lane.phase in ABORTABLE[name]:
+            return f"{name} is {lane.phase} and was not aborted first"
+    return None
+
+
+def _nothing_held(state: State, request: RequestState, event: Event) -> str | None:
+    for what, held in (
+        ("an operation is open", request.open_operations()),
+        ("an operation settles", request.settling),
+        ("a view is held", request.views),
+        ("a tail block is held", request.tail),
+        ("a fence is closed", request.fences),
+        ("resources are held", state.ownership.holders(request.key)),
+    ):
+        if held:
+            return what
+    return None
+
+
+def _may_write(state: State, request: RequestState, event: Event) -> str | None:
+    allowed = ("RUNNING",) if isinstance(event, TailOpened) else ("RUNNING", "PREEMPTED")
+    return None if request.life in allowed else f"life is {request.life}"
+
+
+JOINT: Final = (
+    JointRule("one view-changing operation at a time", "G1", (BlocksSelected, RetainPlanned), _lanes_free),
+    JointRule("commit only on the view planned on", "F2", (ResidencyCommitted, OwnersCommitted), _on_planned_view),
+    JointRule("turn back before the life changes", "G3", (RequestPreempted, RequestFinished), _lanes_turned_back),
+    JointRule("close only when nothing is held", "B6", (RequestClosed,), _nothing_held),
+    JointRule("only a living request writes", "G4", (TailOpened, StoreStarted), _may_write),
+)
+
+
+def broken(state: State, request: RequestState, event: Event) -> str | None:
+    """First joint rule that forbids the event, as 'name: reason', or None."""
+    for rule in JOINT:
+        if isinstance(event, rule.events):
+            reason = rule.reason(state, request, event)
+            if reason is not None:
+                return f"{rule.name}: {reason}"
+    return None

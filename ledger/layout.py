@@ -1,0 +1,116 @@
+"""The layout of a model's KV cache: which layers, in which group, how large a block is. The engine states it once."""
+
+import hashlib
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from kvsweep.ledger.errors import LayoutError
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+GroupKind = Literal["full", "sliding"]
+Packing = Literal["natural", "vnni"]
+
+
+class LayerLayout(Struct, frozen=True, kw_only=True, array_like=True):
+    """One decoder layer. Only layers of kind "full" are active: selected, packed and compacted."""
+
+    layer: int
+    group: int  # KV-cache group: the layers that share one allocation
+    kind: GroupKind
+    kv_heads: int
+    head_dim: int
+    window_tokens: int = 0  # sliding layers only
+
+
+class Layout(Struct, frozen=True, kw_only=True, array_like=True):
+    """What both sides must agree on. Call `check()` on one built by hand; `Layout.of` does."""
+
+    model_hash: str
+    dtype: str  # "float32" | "bfloat16"
+    block_size: int  # tokens
+    layers: tuple[LayerLayout, ...]
+    packing: Packing = "natural"  # how the CPU pool keeps a block; the device is always natural
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        model_hash: str,
+        dtype: str,
+        block_size: int,
+        layers: tuple[LayerLayout, ...],
+        packing: Packing = "natural",
+    ) -> "Layout":
+        """Build and check. Raises LayoutError naming the field."""
+        layout = cls(model_hash=model_hash, dtype=dtype, block_size=block_size, layers=layers, packing=packing)
+        layout.check()
+        return layout
+
+    def check(self) -> None:
+        if self.dtype not in DTYPE_BYTES:
+            raise LayoutError("dtype", f"one of {sorted(DTYPE_BYTES)}", repr(self.dtype))
+        if self.block_size < 1:
+            raise LayoutError("block_size", "at least 1 token", str(self.block_size))
+        if self.packing not in ("natural", "vnni"):
+            raise LayoutError("packing", "natural or vnni", repr(self.packing))
+        if not self.layers:
+            raise LayoutError("layers", "at least one layer", "none")
+        for index, layer in enumerate(self.layers):
+            if layer.layer != index:
+                raise LayoutError(f"layers[{index}].layer", f"{index} (in order, none left out)", str(layer.layer))
+            if layer.kv_heads < 1 or layer.head_dim < 1:
+                raise LayoutError(
+                    f"layers[{index}]", "kv_heads and head_dim of at least 1", f"{layer.kv_heads}, {layer.head_dim}"
+                )
+            if (layer.kind == "sliding") != (layer.window_tokens > 0):
+                raise LayoutError(
+                    f"layers[{index}].window_tokens",
+                    "more than 0 for a sliding layer, 0 for a full one",
+                    f"{layer.window_tokens} for {layer.kind}",
+                )
+            if self.packing == "vnni" and (self.dtype != "bfloat16" or self.block_size % 32 or layer.head_dim % 32):
+                raise LayoutError(
+                    "packing",
+                    "bfloat16, block_size and head_dim multiples of 32 for vnni",
+                    f"{self.dtype}, {self.block_size}, {layer.head_dim}",
+                )
+        for group in range(self.groups):
+            members = [layer for layer in self.layers if layer.group == group]
+            if not members:
+                raise LayoutError(
+                    "layers", f"groups numbered 0 to {self.groups - 1} without a gap", f"no group {group}"
+                )
+            if len({(m.kind, m.window_tokens, m.kv_heads, m.head_dim) for m in members}) > 1:
+                raise LayoutError(f"group {group}", "layers of one kind, window and block shape", "several")
+        if not self.active_layers:
+            raise LayoutError("layers", "at least one full-attention layer", "none")
+
+    @property
+    def groups(self) -> int:
+        return max(layer.group for layer in self.layers) + 1
+
+    @property
+    def active_layers(self) -> tuple[int, ...]:
+        """Decoder layers with full attention: the only ones selected and packed."""
+        return tuple(layer.layer for layer in self.layers if layer.kind == "full")
+
+    def group_layers(self, group: int) -> tuple[int, ...]:
+        return tuple(layer.layer for layer in self.layers if layer.group == group)
+
+    def group_kind(self, group: int) -> GroupKind:
+        return next(layer.kind for layer in self.layers if layer.group == group)
+
+    def window_tokens(self, group: int) -> int:
+        return next(layer.window_tokens for layer in self.layers if layer.group == group)
+
+    def block_bytes(self, layer: int) -> int:
+        """Bytes of one block's K and V in one layer, all heads."""
+        one = self.layers[layer]
+        return 2 * one.kv_heads * self.block_size * one.head_dim * DTYPE_BYTES[self.dtype]
+
+    @property
+    def layout_hash(self) -> str:
+        """SHA-256 over the model hash and every layer's shape (contract D4)."""
+        return hashlib.sha256(msgspec.msgpack.encode(self, order="deterministic")).hexdigest()

@@ -1,0 +1,220 @@
+"""Reducers of device-written tail blocks, their store to the CPU, and fences."""
+
+import numpy as np
+from msgspec.structs import replace
+
+from kvsweep.ledger.change import adopt, all_reported, begin, closed_record, expected_ranks, open_in, refuse, report
+from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.events import (
+    BlockLost,
+    FenceOpened,
+    RankStored,
+    SourcesRegistered,
+    StoreCompleted,
+    StoreStarted,
+    TailDropped,
+    TailOpened,
+    TailSealed,
+)
+from kvsweep.ledger.ids import HOLE, Int32, Physical, Rows, int32_view
+from kvsweep.ledger.layout import Layout
+from kvsweep.ledger.ownership import Holder, Holding
+from kvsweep.ledger.state import Lane, OpenOperation, RequestState, State, TailBlock
+
+
+def block_areas(layout: Layout, group: int, blocks: list[int]) -> Rows[Physical]:
+    """Every area of whole blocks of one group."""
+    return Rows.of(dict.fromkeys(layout.group_layers(group), blocks))
+
+
+def opened(state: State, request: RequestState, event: TailOpened) -> State:
+    layout, run = state.pool.layout, state.pool.run
+    physical = int32_view(event.physical_by_group).tolist()
+    if len(physical) != layout.groups:
+        refuse(request, event, f"expected a block of each of {layout.groups} groups, got {len(physical)}")
+    newest = max((block.logical for block in request.tail), default=-1)
+    if event.logical <= newest or (
+        event.logical < len(request.source) // 4 and request.source_of(event.logical) != HOLE
+    ):
+        refuse(
+            request,
+            event,
+            f"logical block {event.logical} is not after the tail's newest {newest} or is stored already",
+        )
+    put = {}
+    for group, block in enumerate(physical):
+        if run is None or not 0 <= block < run.device_blocks[group]:
+            refuse(request, event, f"block {block} is not in the pool of group {group}")
+        for other, own in state.ownership.own.items():
+            if block in int32_view(own[group]):
+                refuse(request, event, f"block {block} of group {group} is owned by {other.request_id}")
+        put[Holder("tail", event.logical, group)] = Holding(areas=block_areas(layout, group, [block]))
+    reserve = tuple(np.asarray([block], dtype="<i4").tobytes() for block in physical)
+    ownership = state.ownership.change(request.key, layout, put=put, reserve=reserve)
+    block = TailBlock(logical=event.logical, physical=tuple(physical))
+    return adopt(state, replace(request, tail=(*request.tail, block)), ownership=ownership)
+
+
+def _find(request: RequestState, event: Event, logical: int) -> TailBlock:
+    found = [block for block in request.tail if block.logical == logical]
+    if not found:
+        refuse(
+            request, event, f"logical block {logical} is not in the tail {[block.logical for block in request.tail]}"
+        )
+    return found[0]
+
+
+def _with(request: RequestState, *changed: TailBlock) -> RequestState:
+    """The tail with these entries replaced; an entry that every group has dropped leaves."""
+    new = {block.logical: block for block in changed}
+    tail = tuple(new.get(block.logical, block) for block in request.tail)
+    return replace(request, tail=tuple(block for block in tail if any(area != HOLE for area in block.physical)))
+
+
+def sealed(state: State, request: RequestState, event: TailSealed) -> State:
+    block = _find(request, event, event.logical)
+    if block.phase != "open":
+        refuse(request, event, f"logical block {event.logical} is {block.phase}, expected open")
+    return adopt(state, _with(request, replace(block, phase="dirty")))
+
+
+def store_started(state: State, request: RequestState, event: StoreStarted) -> State:
+    """Starts only on dirty blocks: every step that wrote them has ended."""
+    pool = begin(state, request, event, event.operation)
+    layout, run = state.pool.layout, state.pool.run
+    expected_ranks(state, request, event, event.ranks)
+    logical, source = int32_view(event.logical).tolist(), int32_view(event.source).tolist()
+    full = run.cpu_full_blocks if run else 0
+    if not logical or len(logical) != len(source) or len(set(source)) != len(source):
+        refuse(request, event, f"expected one distinct CPU block for each block, got {source} for {logical}")
+    held = {block for holders in state.ownership.held for block in state.ownership.sources(holders).tolist()}
+    for block in source:
+        if not 0 <= block < full or block in held:
+            refuse(request, event, f"CPU block {block} is held or not in [0, {full})")
+    blocks = [_find(request, event, item) for item in logical]
+    for block in blocks:
+        if block.phase != "dirty":
+            refuse(request, event, f"logical block {block.logical} is {block.phase}, expected dirty")
+    areas = {
+        layer.layer: np.asarray([b.physical[layer.group] for b in blocks if b.physical[layer.group] != HOLE], np.int32)
+        for layer in layout.layers
+    }
+    number = event.operation.operation_id
+    ownership = state.ownership.change(
+        request.key,
+        layout,
+        put={
+            Holder("src", number): Holding(areas=Rows.of(areas)),
+            Holder("dst", number): Holding(sources=event.source),
+        },
+    )
+    opened = OpenOperation(
+        operation=event.operation, lane="store", ranks=event.ranks, stored=event.logical, stored_to=event.source
+    )
+    return adopt(state, replace(request, store=replace(request.store, open=opened)), ownership=ownership, pool=pool)
+
+
+def stored(state: State, request: RequestState, event: RankStored) -> State:
+    opened = open_in(request, request.store, event, event.operation)
+    opened = report(request, event, opened, event.rank, event.process_epoch)
+    return adopt(state, replace(request, store=replace(request.store, open=opened)))
+
+
+def store_completed(state: State, request: RequestState, event: StoreCompleted) -> State:
+    """Valid on every rank: from here on the blocks are sources, and may be adopted or dropped."""
+    opened = open_in(request, request.store, event, event.operation)
+    all_reported(request, event, opened)
+    logical, source = int32_view(opened.stored), int32_view(opened.stored_to)
+    clean = tuple(replace(block, phase="clean") for block in request.tail if block.logical in logical)
+    number = event.operation.operation_id
+    known = _register(request.source, logical, source)
+    ownership = state.ownership.change(
+        request.key,
+        state.pool.layout,
+        put={Holder("owner"): Holding(sources=_valid(known))},
+        drop=(Holder("dst", number), Holder("src", number)),
+    )
+    request = _with(
+        replace(request, source=known, store=Lane(phase=request.store.phase, closed=closed_record(opened))), *clean
+    )
+    return adopt(state, request, ownership=ownership)
+
+
+def _register(known: bytes, logical: Int32, source: Int32) -> bytes:
+    """CPU block by logical block, with HOLE where none is valid."""
+    size = max(len(known) // 4, int(logical.max()) + 1 if logical.size else 0)
+    table = np.full(size, HOLE, dtype="<i4")
+    table[: len(known) // 4] = int32_view(known)
+    table[logical] = source
+    return table.tobytes()
+
+
+def _valid(known: bytes) -> bytes:
+    table = int32_view(known)
+    return bytes(table[table != HOLE].tobytes())
+
+
+def registered(state: State, request: RequestState, event: SourcesRegistered) -> State:
+    logical, source = int32_view(event.logical), int32_view(event.source)
+    run = state.pool.run
+    full = run.cpu_full_blocks if run else 0
+    if logical.size != source.size or np.unique(source).size != source.size or np.unique(logical).size != logical.size:
+        refuse(request, event, "expected one distinct CPU block for each distinct logical block")
+    if logical.size and (int(logical.min()) < 0 or int(source.min()) < 0 or int(source.max()) >= full):
+        refuse(request, event, f"expected logical blocks from 0 and CPU blocks in [0, {full})")
+    for other in state.ownership.held:
+        clash = np.intersect1d(state.ownership.sources(other), source)
+        if clash.size:
+            refuse(request, event, f"CPU block {int(clash[0])} is held for {other.request_id}")
+    if any(request.source_of(int(block)) != HOLE for block in logical):
+        refuse(request, event, "a logical block has a valid CPU block already")
+    known = _register(request.source, logical, source)
+    ownership = state.ownership.change(
+        request.key, state.pool.layout, put={Holder("owner"): Holding(sources=_valid(known))}
+    )
+    return adopt(state, replace(request, source=known), ownership=ownership)
+
+
+def lost(state: State, request: RequestState, event: BlockLost) -> State:
+    """Declared, never silent: from here on the block may be dropped without a store."""
+    block = _find(request, event, event.logical)
+    if block.phase not in ("open", "dirty"):
+        refuse(request, event, f"logical block {event.logical} is {block.phase}, expected open or dirty")
+    return adopt(state, _with(request, replace(block, phase="lost")))
+
+
+def dropped(state: State, request: RequestState, event: TailDropped) -> State:
+    layout = state.pool.layout
+    if event.fence != request.next_fence:
+        refuse(request, event, f"expected fence {request.next_fence}, got {event.fence}")
+    changed, blocks, holders = [], [], []
+    for logical in int32_view(event.logical).tolist():
+        block = _find(request, event, logical)
+        if block.phase not in ("clean", "lost") and request.life != "FINISHING":
+            refuse(request, event, f"logical block {logical} is {block.phase}: store it or declare it lost first")
+        if block.physical[event.group] == HOLE:
+            refuse(request, event, f"group {event.group} has dropped logical block {logical} already")
+        blocks.append(block.physical[event.group])
+        holders.append(Holder("tail", logical, event.group))
+        areas = tuple(HOLE if group == event.group else area for group, area in enumerate(block.physical))
+        changed.append(replace(block, physical=areas))
+    ownership = state.ownership.change(
+        request.key,
+        layout,
+        put={Holder("fence", event.fence): Holding(areas=block_areas(layout, event.group, blocks))},
+        drop=holders,
+    )
+    request = _with(request, *changed)
+    request = replace(request, fences=(*request.fences, event.fence), next_fence=event.fence + 1)
+    return adopt(state, request, ownership=ownership)
+
+
+def fence_opened(state: State, request: RequestState, event: FenceOpened) -> State:
+    if event.fence not in request.fences:
+        refuse(request, event, f"expected one of the closed fences {request.fences}, got {event.fence}")
+    layout = state.pool.layout
+    ownership = state.ownership.change(request.key, layout, drop=(Holder("fence", event.fence),))
+    if ownership.freed_since(state.ownership, request.key, layout).device != event.freed:
+        refuse(request, event, "the blocks said to be freed are not those that lost their last holder")
+    fences = tuple(fence for fence in request.fences if fence != event.fence)
+    return adopt(state, replace(request, fences=fences), ownership=ownership)
