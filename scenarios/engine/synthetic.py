@@ -67,6 +67,6 @@ def synthetic_model(seed: int, config: ModelConfig | None = None) -> Model:
 
 # Peaked attention, so that dropped blocks are felt; a residual that outgrows the embedding, so that context decides the
 # next token; logits of standard deviation ~3, so that greedy and sampled choices are clear but not certain.
-_QK_GAIN = 1.5
-_RESIDUAL_GAIN = 2.0
+_QK_GAIN = 1.25
+_RESIDUAL_GAIN = 1.0
 _HEAD_GAIN = 3.0
