@@ -20,12 +20,13 @@ from kvsweep.ledger import (
     reduce_upload,
 )
 from kvsweep.ledger.errors import Refused, SequenceConflict
+from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import POOL
 from kvsweep.ledger.state import RequestState, State
 
 Reducer = Callable[[State, RequestState, Any], State]
 
-REDUCE: Final[dict[type[e.Event], Reducer]] = {
+REDUCE: Final[dict[type[Event], Reducer]] = {
     e.RequestOpened: reduce_life.opened,
     e.RequestPreempted: reduce_life.preempted,
     e.RequestResumed: reduce_life.resumed,
@@ -66,7 +67,7 @@ REDUCE: Final[dict[type[e.Event], Reducer]] = {
     e.CommandRefused: reduce_settle.noted,
 }
 
-REDUCE_POOL: Final[dict[type[e.Event], Callable[[State, Any], Any]]] = {
+REDUCE_POOL: Final[dict[type[Event], Callable[[State, Any], Any]]] = {
     e.RunConfigured: reduce_pool.configured,
     e.RankLost: reduce_pool.rank_lost,
     e.RankRestarted: reduce_pool.rank_restarted,
@@ -80,7 +81,7 @@ REDUCE_POOL: Final[dict[type[e.Event], Callable[[State, Any], Any]]] = {
 LIVING: Final = frozenset({"RUNNING", "PREEMPTED", "FINISHING"})
 
 
-def apply(state: State, event: e.Event) -> State:
+def apply(state: State, event: Event) -> State:
     """State after the event. Raises SequenceConflict or Refused; `state` is never changed."""
     if event.request == POOL:
         return _apply_pool(state, event)
@@ -91,14 +92,14 @@ def apply(state: State, event: e.Event) -> State:
     return REDUCE[type(event)](state, request, event)
 
 
-def apply_all(state: State, events: Iterable[e.Event]) -> State:
+def apply_all(state: State, events: Iterable[Event]) -> State:
     """Fold a whole batch; the first illegal event raises and nothing of the batch is kept."""
     for event in events:
         state = apply(state, event)
     return state
 
 
-def _apply_pool(state: State, event: e.Event) -> State:
+def _apply_pool(state: State, event: Event) -> State:
     reducer = REDUCE_POOL.get(type(event))
     if reducer is None:
         raise Refused(
@@ -113,7 +114,7 @@ def _apply_pool(state: State, event: e.Event) -> State:
     return replace(after, pool=replace(after.pool, seq=event.seq + 1))
 
 
-def _expect_key(state: State, event: e.Event) -> RequestState:
+def _expect_key(state: State, event: Event) -> RequestState:
     """The event's stream and number: a known life and its next seq, or the first event of a new life."""
     known = state.requests.get(event.request.request_id)
     if isinstance(event, e.RequestOpened) and (known is None or event.request != known.key):
@@ -134,7 +135,7 @@ def _expect_key(state: State, event: e.Event) -> RequestState:
     return replace(known, seq=event.seq + 1)
 
 
-def _expect_phase(state: State, request: RequestState, event: e.Event) -> RequestState:
+def _expect_phase(state: State, request: RequestState, event: Event) -> RequestState:
     """Advance every machine that knows the event; a missing key is the error. Then the joint rules."""
     name = type(event).__name__
     if type(event) not in REDUCE:
