@@ -1,0 +1,50 @@
+"""One name for a history and the state it gives: live and replayed runs must agree on it.
+
+Two runs with one seed on one machine give one digest. So every field that a clock measured is replaced by its default
+before it is hashed. `RunConfigured.evidence` stays in: it names what ran, and must therefore hold no time of day, no
+duration and no place that differs between two equal runs (an output file, a process id).
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Final, get_type_hints
+
+import msgspec
+
+from kvsweep.ledger.codec import EVENT_TYPES
+from kvsweep.ledger.event_base import Event, Measured
+from kvsweep.ledger.state import State
+
+_MEASURED: Final[Mapping[type[Event], dict[str, Any]]] = {
+    kind: {name: Measured() for name, annotation in get_type_hints(kind).items() if annotation is Measured}
+    for kind in EVENT_TYPES.values()
+}
+_ENCODER: Final = msgspec.msgpack.Encoder(order="deterministic")
+
+
+def unmeasured(event: Event) -> Event:
+    """The event as the digest sees it: every field of type Measured has its default."""
+    changes = _MEASURED[type(event)]
+    return msgspec.structs.replace(event, **changes) if changes else event
+
+
+def state_digest(state: State) -> str:
+    """SHA-256 (hex) of the canonical form of a state."""
+    return hashlib.sha256(b"kvsweep state 1\0" + _ENCODER.encode(state.canonical())).hexdigest()
+
+
+class Digest:
+    """Running digest: `update` with every event of a log in order, `value` at any point."""
+
+    def __init__(self) -> None:
+        self._chain = hashlib.sha256(b"kvsweep events 1\0")
+
+    def update(self, event: Event) -> None:
+        """Add one event. Each is preceded by its length, so that no two sequences share their bytes."""
+        body = _ENCODER.encode(unmeasured(event))
+        self._chain.update(len(body).to_bytes(8, "little"))
+        self._chain.update(body)
+
+    def value(self, state: State) -> str:
+        """SHA-256 (hex) over the events so far and the state they gave."""
+        return hashlib.sha256(f"kvsweep 1\0{self._chain.hexdigest()}\0{state_digest(state)}".encode()).hexdigest()

@@ -1,0 +1,81 @@
+"""A ledger in memory: for tests and for runs that nobody looks back on. Bounded, and gone with its process."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from kvsweep.ledger.codec import RULES, SCHEMA, decode, encode_batch
+from kvsweep.ledger.errors import LogError, SequenceConflict
+from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.ids import RequestKey
+from kvsweep.ledger.store import Header, Position, Record, Stream, expect_after, expect_position
+
+MAX_EVENTS: Final = 1_000_000
+
+
+class MemoryLog:
+    """LogStore in memory. Keeps the encoded bodies, so that what is read is what any other store would give back.
+
+    Raises LogError when a batch would pass `max_events`: a log may not forget its oldest events.
+    """
+
+    def __init__(self, *, max_events: int = MAX_EVENTS) -> None:
+        if max_events < 1:
+            raise LogError(f"max_events: expected at least 1, got {max_events}")
+        self.header = Header(schema=SCHEMA, rules=RULES, created_by="memory")
+        self._max_events = max_events
+        self._bodies: list[bytes] = []
+        self._streams: dict[RequestKey, list[Position]] = {}
+        self._closed = False
+
+    def append(self, batch: Sequence[Event], *, expected: Position | None = None) -> Position:
+        self._expect_open()
+        expect_position(expected, len(self._bodies))
+        if len(self._bodies) + len(batch) > self._max_events:
+            raise LogError(
+                f"ledger in memory is full: expected at most {self._max_events} events, "
+                f"got {len(self._bodies) + len(batch)}"
+            )
+        bodies = encode_batch(batch)
+        positions: dict[RequestKey, list[Position]] = {}
+        for index, event in enumerate(batch):
+            new = positions.setdefault(event.request, [])
+            following = len(self._streams.get(event.request, ())) + len(new)
+            if event.seq != following:
+                raise SequenceConflict(event.request, following, event.seq)
+            new.append(len(self._bodies) + index + 1)
+        self._bodies.extend(bodies)
+        for request, new in positions.items():
+            self._streams.setdefault(request, []).extend(new)
+        return len(self._bodies)
+
+    def durable(self) -> Position:
+        self._expect_open()
+        return len(self._bodies)
+
+    def read(self, request: RequestKey | None = None, *, after: Position = 0) -> Iterator[Record]:
+        self._expect_open()
+        expect_after(after)
+        positions: Sequence[Position] = (
+            range(after + 1, len(self._bodies) + 1)
+            if request is None
+            else [position for position in self._streams.get(request, ()) if position > after]
+        )
+        return (Record(position=position, event=decode(self._bodies[position - 1])) for position in positions)
+
+    def requests(self) -> list[Stream]:
+        self._expect_open()
+        return [
+            Stream(request=request, events=len(positions), last=positions[-1])
+            for request, positions in self._streams.items()
+        ]
+
+    def damage(self) -> tuple[Position | None, str] | None:
+        self._expect_open()
+        return None
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _expect_open(self) -> None:
+        if self._closed:
+            raise LogError("ledger in memory is closed")

@@ -1,0 +1,374 @@
+"""A ledger in one SQLite file: a transaction a batch, written ahead, readable by any SQLite tool through view `events`.
+
+What was acknowledged survives the end of the process and, as far as the disk keeps its word, of the machine. Every row
+carries a CRC-32 over its plain columns and its body, because a database notices a broken page and not a changed byte.
+"""
+
+import contextlib
+import fcntl
+import importlib.metadata
+import os
+import re
+import sqlite3
+import urllib.parse
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NoReturn, TypeAlias
+
+import msgspec
+
+from kvsweep.ledger.codec import RULES, SCHEMA, decode, encode_batch
+from kvsweep.ledger.errors import LogCorrupt, LogError, SequenceConflict, UnknownSchema
+from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.ids import RequestKey
+from kvsweep.ledger.store import Header, Position, Record, Stream, expect_after, expect_known, expect_position
+
+APPLICATION_ID: Final = 0x6B767377  # "kvsw": how `file` and a reader know the file
+PAGE_BYTES: Final = 16384
+CHECKPOINT_PAGES: Final = 8000
+CHUNK: Final = 256  # records a query: a reader holds no transaction while its caller works
+LOCK_TRIES: Final = 100
+
+TABLES: Final = {
+    "header": "CREATE TABLE header (id INTEGER PRIMARY KEY CHECK (id = 1), schema INTEGER NOT NULL, "
+    "rules INTEGER NOT NULL, created_by TEXT NOT NULL, crc INTEGER NOT NULL)",
+    "requests": "CREATE TABLE requests (rid INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE)",
+    "log": "CREATE TABLE log (position INTEGER PRIMARY KEY, rid INTEGER NOT NULL, epoch INTEGER NOT NULL, "
+    "seq INTEGER NOT NULL, type TEXT NOT NULL, operation_id INTEGER, rank INTEGER, body BLOB NOT NULL, "
+    "crc INTEGER NOT NULL, UNIQUE (rid, epoch, seq))",
+    "events": "CREATE VIEW events AS SELECT position, id AS request, epoch, seq, type, operation_id, rank, "
+    "length(body) AS bytes, body FROM log JOIN requests USING (rid)",
+}
+
+_COLUMNS: Final = (
+    "SELECT position, id, epoch, seq, type, operation_id, rank, body, crc FROM log LEFT JOIN requests USING (rid)"
+)
+_ALL: Final = f"{_COLUMNS} WHERE position > ? AND position <= ? ORDER BY position LIMIT {CHUNK}"
+_ONE: Final = f"{_COLUMNS} WHERE log.rid = ? AND epoch = ? AND seq >= ? AND position <= ? ORDER BY seq LIMIT {CHUNK}"
+_INSERT: Final = "INSERT INTO log VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_NOT_DAMAGE: Final = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_NOMEM,
+    }
+)
+
+Row: TypeAlias = tuple[Any, ...]
+
+
+class SqliteLog:
+    """LogStore in the file at `path`, begun (mode 0600) if it does not exist and may be written.
+
+    One writer, held by a lock that ends with its process; readers beside it see whole batches. Raises LogError when
+    the file cannot be opened, is no ledger or has a writer already, UnknownSchema when a newer version wrote it.
+    """
+
+    def __init__(self, path: str, *, read_only: bool = False) -> None:
+        self.path = os.path.realpath(path)
+        self._read_only = read_only
+        self._failed: LogError | None = None
+        self._db: sqlite3.Connection | None = None
+        self._lock: int | None = None if read_only else _take_lock(self.path)
+        try:
+            self._db = self._connect()
+            self.header = _read_header(self._db, self.path)
+            expect_known(self.header)
+            self._last: Position = _one(self._db, "SELECT coalesce(max(position), 0) FROM log")
+        except sqlite3.Error as error:
+            self.close()
+            raise LogError(f"ledger {self.path} cannot be opened: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def append(self, batch: Sequence[Event], *, expected: Position | None = None) -> Position:
+        db = self._expect_open()
+        if self._read_only:
+            raise LogError(f"ledger {self.path} was opened to be read only")
+        self.durable()
+        expect_position(expected, self._last)
+        if not batch:
+            return self._last
+        bodies = encode_batch(batch)
+        try:
+            db.execute("BEGIN IMMEDIATE")
+            db.executemany(_INSERT, _rows(db, batch, bodies, self._last))
+            db.execute("COMMIT")
+            self._last += len(batch)
+        except SequenceConflict:
+            db.execute("ROLLBACK")
+            raise
+        except BaseException as error:
+            # Whether the batch is in the file is not known any more: only opening it again tells.
+            self._failed = LogError(f"ledger {self.path} failed at position {self._last + 1}: {error!r}")
+            if db.in_transaction:
+                with contextlib.suppress(sqlite3.Error):
+                    db.execute("ROLLBACK")
+            if isinstance(error, sqlite3.Error):
+                raise self._failed from error
+            raise
+        return self._last
+
+    def durable(self) -> Position:
+        db = self._expect_open()
+        if self._failed is not None:
+            raise self._failed
+        if self._read_only:
+            self._last = max(self._last, self._ask(db, "SELECT coalesce(max(position), 0) FROM log"))
+        return self._last
+
+    def read(self, request: RequestKey | None = None, *, after: Position = 0) -> Iterator[Record]:
+        expect_after(after)
+        db = self._expect_open()
+        until = self._last
+        if self._read_only:
+            until = self._ask(db, "SELECT coalesce(max(position), 0) FROM log")
+        if request is None:
+            return self._read_all(after, until)
+        try:
+            rid = db.execute("SELECT rid FROM requests WHERE id = ?", (request.request_id,)).fetchone()
+        except sqlite3.Error as error:
+            self._unreadable(error, 1)
+        return iter(()) if rid is None else self._read_one(request, rid[0], after, until)
+
+    def requests(self) -> list[Stream]:
+        db = self._expect_open()
+        try:
+            rows = db.execute(
+                "SELECT id, epoch, count(*), max(position) FROM log JOIN requests USING (rid) "
+                "GROUP BY rid, epoch ORDER BY min(position)"
+            ).fetchall()
+        except sqlite3.Error as error:
+            self._unreadable(error, 1)
+        return [Stream(request=RequestKey(name, epoch), events=n, last=last) for name, epoch, n, last in rows]
+
+    def damage(self) -> tuple[Position | None, str] | None:
+        db = self._expect_open()
+        try:
+            [text] = db.execute("PRAGMA integrity_check(1)").fetchone()
+        except sqlite3.Error as error:
+            text = str(error)
+        if text == "ok":
+            return None
+        row = re.search(r"\brow (\d+)", text)
+        return (int(row[1]) if row else None), " ".join(text.split())
+
+    def close(self) -> None:
+        if self._db is not None:
+            if not self._read_only and self._failed is None:
+                # Leaves one file that can be read from anywhere; beside a reader it stays in its write-ahead form.
+                with contextlib.suppress(sqlite3.Error):
+                    self._db.execute("PRAGMA busy_timeout = 0")
+                    self._db.execute("PRAGMA journal_mode = DELETE")
+            self._db.close()
+            self._db = None
+        if self._lock is not None:
+            os.unlink(f"{self.path}-lock")
+            os.close(self._lock)
+            self._lock = None
+
+    # ---- opening
+
+    def _connect(self) -> sqlite3.Connection:
+        exists = os.path.exists(self.path)
+        if not exists:
+            if self._read_only:
+                raise LogError(f"ledger {self.path} does not exist")
+            try:
+                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+            except OSError as error:
+                raise LogError(f"ledger {self.path} cannot be created: {error.strerror}") from error
+        elif os.path.isdir(self.path):
+            raise LogError(f"ledger {self.path}: expected a file, got a directory")
+        elif os.path.getsize(self.path) == 0:
+            raise LogError(f"ledger {self.path} is empty: expected an SQLite file, got 0 bytes")
+        mode = "ro" if self._read_only else "rw"
+        db = sqlite3.connect(f"file:{urllib.parse.quote(self.path)}?mode={mode}", uri=True, isolation_level=None)
+        try:
+            if exists:
+                _expect_ledger(db, self.path)
+            if not self._read_only:
+                db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+                db.execute("PRAGMA journal_mode = WAL")
+                db.execute("PRAGMA synchronous = FULL")
+                db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+                if not exists:
+                    _create(db)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _expect_open(self) -> sqlite3.Connection:
+        if self._db is None:
+            raise LogError(f"ledger {self.path} is closed")
+        return self._db
+
+    # ---- reading
+
+    def _read_all(self, after: Position, until: Position) -> Iterator[Record]:
+        last = after
+        while last < until:
+            rows, error = self._fetch(_ALL, (last, until))
+            for row in rows:
+                last += 1
+                if row[0] != last:
+                    raise LogCorrupt(last, f"the event is missing, the next one stands at {row[0]}")
+                yield _record(row)
+            if error is not None:
+                self._unreadable(error, last + 1)
+            if not rows:
+                raise LogCorrupt(last + 1, f"the event is missing, the last one stands at {until}")
+
+    def _read_one(self, request: RequestKey, rid: int, after: Position, until: Position) -> Iterator[Record]:
+        db = self._expect_open()
+        sql = "SELECT count(*) FROM log WHERE rid = ? AND epoch = ? AND position <= ?"
+        seq: int = self._ask(db, sql, (rid, request.request_epoch, after))
+        last = after
+        while True:
+            rows, error = self._fetch(_ONE, (rid, request.request_epoch, seq, until))
+            for row in rows:
+                if row[1:4] != (request.request_id, request.request_epoch, seq):
+                    raise LogCorrupt(row[0], f"expected event {seq} of {request}, got {row[3]} of {row[1]!r}, {row[2]}")
+                seq, last = seq + 1, row[0]
+                yield _record(row)
+            if error is not None:
+                self._unreadable(error, last + 1)
+            if len(rows) < CHUNK:
+                return
+
+    def _fetch(self, sql: str, arguments: tuple[object, ...]) -> tuple[list[Row], sqlite3.Error | None]:
+        """Rows up to the first that cannot be read, and why it cannot."""
+        rows: list[Row] = []
+        try:
+            for row in self._expect_open().execute(sql, arguments):
+                rows.append(row)  # noqa: PERF402 - those before an error are kept
+        except sqlite3.Error as error:
+            return rows, error
+        return rows, None
+
+    def _ask(self, db: sqlite3.Connection, sql: str, arguments: tuple[object, ...] = ()) -> int:
+        try:
+            return _one(db, sql, arguments)
+        except sqlite3.Error as error:
+            self._unreadable(error, 1)
+
+    def _unreadable(self, error: sqlite3.Error, position: Position) -> NoReturn:
+        code = getattr(error, "sqlite_errorcode", None)
+        if code is not None and code & 0xFF in _NOT_DAMAGE:
+            raise LogError(f"ledger {self.path} cannot be read: {error}") from error
+        raise LogCorrupt(position, str(error)) from error
+
+
+def _one(db: sqlite3.Connection, sql: str, arguments: tuple[object, ...] = ()) -> int:
+    value = db.execute(sql, arguments).fetchone()[0]
+    if not isinstance(value, int):
+        raise sqlite3.DatabaseError(f"expected an integer, got {value!r}")
+    return value
+
+
+def _crc(*columns: object, body: bytes = b"") -> int:
+    return zlib.crc32(body, zlib.crc32(msgspec.msgpack.encode(columns)))
+
+
+def _rows(db: sqlite3.Connection, batch: Sequence[Event], bodies: list[bytes], last: Position) -> list[Row]:
+    """Columns of every event, its sequence number checked against what its stream holds."""
+    rids: dict[str, int] = {}
+    following: dict[RequestKey, int] = {}
+    rows = []
+    for position, (event, body) in enumerate(zip(batch, bodies, strict=True), last + 1):
+        request = event.request
+        name, epoch = request.request_id, request.request_epoch
+        if name not in rids:
+            db.execute("INSERT INTO requests (id) VALUES (?) ON CONFLICT DO NOTHING", (name,))
+            rids[name] = _one(db, "SELECT rid FROM requests WHERE id = ?", (name,))
+        if request not in following:
+            sql = "SELECT coalesce(max(seq) + 1, 0) FROM log WHERE rid = ? AND epoch = ?"
+            following[request] = _one(db, sql, (rids[name], epoch))
+        if event.seq != following[request]:
+            raise SequenceConflict(request, following[request], event.seq)
+        following[request] += 1
+        operation = getattr(event, "operation", None)
+        plain = (
+            epoch,
+            event.seq,
+            type(event).__name__,
+            operation and operation.operation_id,
+            getattr(event, "rank", None),
+        )
+        rows.append((position, rids[name], *plain, body, _crc(position, name, *plain, body=body)))
+    return rows
+
+
+def _record(row: Row) -> Record:
+    *plain, body, crc = row
+    position: Position = row[0]
+    if not isinstance(body, bytes) or crc != _crc(*plain, body=body):
+        raise LogCorrupt(position, "the row does not have the checksum that it was written with")
+    try:
+        return Record(position=position, event=decode(body))
+    except LogError as error:
+        raise LogCorrupt(position, str(error)) from error
+
+
+def _create(db: sqlite3.Connection) -> None:
+    try:
+        created_by = importlib.metadata.version("kvsweep")
+    except importlib.metadata.PackageNotFoundError:
+        created_by = "unknown"
+    db.execute("BEGIN IMMEDIATE")
+    db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    db.execute(f"PRAGMA user_version = {SCHEMA}")
+    for statement in TABLES.values():
+        db.execute(statement)
+    header = (SCHEMA, RULES, created_by)
+    db.execute("INSERT INTO header VALUES (1, ?, ?, ?, ?)", (*header, _crc(*header)))
+    db.execute("COMMIT")
+
+
+def _expect_ledger(db: sqlite3.Connection, path: str) -> None:
+    found = _one(db, "PRAGMA application_id")
+    if found != APPLICATION_ID:
+        raise LogError(f"{path} is no ledger: expected application id {APPLICATION_ID:#x}, got {found:#x}")
+    # Before anything else: the tables of a newer schema may be others.
+    schema = _one(db, "PRAGMA user_version")
+    if schema > SCHEMA:
+        raise UnknownSchema("schema", schema, SCHEMA)
+    tables = dict(db.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall())
+    if tables != TABLES:
+        wrong = sorted(str(name) for name in {*tables, *TABLES} if tables.get(name) != TABLES.get(name))
+        raise LogError(
+            f"ledger {path} is corrupt: expected the tables of schema {SCHEMA}, these differ: {', '.join(wrong)}"
+        )
+
+
+def _read_header(db: sqlite3.Connection, path: str) -> Header:
+    row = db.execute("SELECT schema, rules, created_by, crc FROM header").fetchone()
+    if row is None or row[3] != _crc(*row[:3]):
+        raise LogError(f"ledger {path} is corrupt: its header does not have the checksum that it was written with")
+    return Header(schema=row[0], rules=row[1], created_by=row[2])
+
+
+def _take_lock(path: str) -> int:
+    """Descriptor of the lock file beside the ledger, held until it is closed or the process ends."""
+    lock = f"{path}-lock"
+    for _ in range(LOCK_TRIES):
+        try:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise LogError(f"ledger {path} cannot be written: {error.strerror}") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            raise LogError(f"ledger {path} has a writer already: expected one, got a second") from error
+        # A writer that closed in between has removed the file: then this lock guards nothing.
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), os.stat(lock)):
+                return descriptor
+        os.close(descriptor)
+    raise LogError(f"ledger {path} cannot be locked: its lock file was replaced {LOCK_TRIES} times")

@@ -1,0 +1,114 @@
+"""What a ledger's store promises, whatever keeps the bytes, and how one is opened by its url."""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol, TypeAlias
+
+from msgspec import Struct
+
+from kvsweep.ledger.codec import RULES, SCHEMA
+from kvsweep.ledger.errors import LayoutError, SequenceConflict, SettingsError, UnknownSchema
+from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.ids import RequestKey
+
+Position: TypeAlias = int
+"""Place of an event in the whole ledger, dense from 1. 0 stands before the first event."""
+
+
+class Header(Struct, frozen=True, kw_only=True):
+    """What a reader must know before the first event."""
+
+    schema: int
+    rules: int
+    created_by: str  # version that began the ledger
+
+
+class Record(Struct, frozen=True, kw_only=True, gc=False):
+    """One event where it stands."""
+
+    position: Position
+    event: Event
+
+
+class Stream(Struct, frozen=True, kw_only=True, gc=False):
+    """One life of one request, or the pool's facts."""
+
+    request: RequestKey
+    events: int
+    last: Position  # of its last event
+
+
+class LogStore(Protocol):
+    """Keeps events in order. One writer; any number of readers. Belongs to the thread that opened it."""
+
+    @property
+    def header(self) -> Header:
+        """What the ledger was written with."""
+
+    def append(self, batch: Sequence[Event], *, expected: Position | None = None) -> Position:
+        """Store a batch, all of it or nothing, and return the position of its last event.
+
+        The fence is each event's (request, epoch, seq): it must be the next of its stream, else SequenceConflict names
+        the expected and the found number and nothing is stored. `expected` fences the whole ledger too: the position
+        that the writer believes to be the last. An empty batch changes nothing. Raises LogError when an event cannot
+        be encoded, when the store is full, closed or read-only, or when a write has failed before.
+        """
+
+    def durable(self) -> Position:
+        """Last position that survives the end of this process. Never goes back; raises LogError once a write failed."""
+
+    def read(self, request: RequestKey | None = None, *, after: Position = 0) -> Iterator[Record]:
+        """Records in order, of one stream or of all: those beyond `after` that are stored at the time of the call.
+
+        A stream that does not exist has none. Raises LogCorrupt with the position where what is stored is not what
+        was written.
+        """
+
+    def requests(self) -> list[Stream]:
+        """Every stream, in the order of its first event."""
+
+    def damage(self) -> tuple[Position | None, str] | None:
+        """What the store's own check of its structure finds: the position if it knows one, and a sentence."""
+
+    def close(self) -> None:
+        """Give the ledger back. Harmless twice; everything else raises LogError afterwards."""
+
+
+def open_log(url: str, *, read_only: bool = False) -> LogStore:
+    """Open "memory:" (new and empty) or "sqlite:PATH" (begun if it does not exist and may be written).
+
+    Raises SettingsError for any other url, LogError when the ledger cannot be opened, UnknownSchema when it was
+    written by a newer version.
+    """
+    scheme, colon, path = url.partition(":")
+    if url == "memory:":
+        from kvsweep.ledger.memory import MemoryLog
+
+        if read_only:
+            raise SettingsError("log.url", "a ledger that outlives its process", repr(url))
+        return MemoryLog()
+    if scheme == "sqlite" and colon and path:
+        # `import kvsweep` shall not load a database.
+        from kvsweep.ledger.sqlite import SqliteLog
+
+        return SqliteLog(path, read_only=read_only)
+    raise SettingsError("log.url", '"memory:" or "sqlite:PATH"', repr(url))
+
+
+def expect_position(expected: Position | None, found: Position) -> None:
+    """Raise SequenceConflict unless `expected` is left out or is the last position."""
+    if expected is not None and expected != found:
+        raise SequenceConflict("ledger", expected, found)
+
+
+def expect_after(after: Position) -> None:
+    """Raise LayoutError for a negative position."""
+    if after < 0:
+        raise LayoutError("after", "a position of 0 or more", str(after))
+
+
+def expect_known(header: Header) -> None:
+    """Raise UnknownSchema for a ledger of a newer version."""
+    if header.schema > SCHEMA:
+        raise UnknownSchema("schema", header.schema, SCHEMA)
+    if header.rules > RULES:
+        raise UnknownSchema("rules", header.rules, RULES)
