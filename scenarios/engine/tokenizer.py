@@ -50,24 +50,22 @@ class BpeTokenizer:
         tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
         tokenizer.encode_special_tokens = True  # "<|im_start|>" in a text is text, not a control token
         self._tokenizer = tokenizer
-        self._specials = {vocabulary.tokens[index]: index for index in vocabulary.control}
-        self._size = len(vocabulary.tokens)
-        self._eos = vocabulary.eos
+        self.vocabulary = vocabulary
 
     @property
     def vocab_size(self) -> int:
         """Number of ids."""
-        return self._size
+        return len(self.vocabulary.tokens)
 
     @property
     def eos(self) -> int | None:
         """The id that ends a text."""
-        return self._eos
+        return self.vocabulary.eos
 
     @property
     def specials(self) -> dict[str, int]:
         """Control tokens by name."""
-        return dict(self._specials)
+        return {self.vocabulary.tokens[index]: index for index in self.vocabulary.control}
 
     def encode(self, text: str) -> list[int]:
         """As `Tokenizer.encode`."""
@@ -75,7 +73,7 @@ class BpeTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """As `Tokenizer.decode`; control tokens are spelled out."""
-        _check_ids(ids, self._size)
+        _check_ids(ids, self.vocab_size)
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
 
