@@ -96,14 +96,16 @@ class HostDevice:
         self.faults = Faults()
         self.failures: deque[tuple[Operation, str]] = deque(maxlen=FAILURES_KEPT)
         self._cpu = cpu
-        self._staging = StagingRing(slots=staging_slots, slot_bytes=staging_bytes // max(staging_slots, 1))
+        if staging_slots < 1:
+            raise LayoutError("staging_slots", "at least 1", str(staging_slots))
         largest = max(shape.block_bytes for shape in self.memory.shapes)
-        if self._staging.slot_bytes < largest:
+        if staging_bytes // staging_slots < largest:
             raise LayoutError(
                 "staging_bytes",
                 f"at least {largest * staging_slots} (one block of {largest} bytes in each of {staging_slots} slots)",
                 str(staging_bytes),
             )
+        self._staging = StagingRing(slots=staging_slots, slot_bytes=staging_bytes // staging_slots)
         self._tables = TableRows(rows)
         self._streams = Streams(STREAMS, seed)
         self._limit = operations
