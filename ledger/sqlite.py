@@ -6,6 +6,7 @@ carries a CRC-32 over its plain columns and its body, because a database notices
 
 import contextlib
 import fcntl
+import functools
 import importlib.metadata
 import os
 import re
@@ -57,6 +58,9 @@ _NOT_DAMAGE: Final = frozenset(
     }
 )
 
+# The driver fails to decode the database's own message when that quotes damaged text.
+_FAULTS: Final = (sqlite3.Error, UnicodeDecodeError)
+
 Row: TypeAlias = tuple[Any, ...]
 
 
@@ -78,7 +82,7 @@ class SqliteLog:
             self.header = _read_header(self._db, self.path)
             expect_known(self.header)
             self._last: Position = _one(self._db, "SELECT coalesce(max(position), 0) FROM log")
-        except sqlite3.Error as error:
+        except _FAULTS as error:
             self.close()
             raise LogError(f"ledger {self.path} cannot be opened: {error}") from error
         except BaseException:
@@ -108,7 +112,7 @@ class SqliteLog:
             if db.in_transaction:
                 with contextlib.suppress(sqlite3.Error):
                     db.execute("ROLLBACK")
-            if isinstance(error, sqlite3.Error):
+            if isinstance(error, _FAULTS):
                 raise self._failed from error
             raise
         return self._last
@@ -131,7 +135,7 @@ class SqliteLog:
             return self._read_all(after, until)
         try:
             rid = db.execute("SELECT rid FROM requests WHERE id = ?", (request.request_id,)).fetchone()
-        except sqlite3.Error as error:
+        except _FAULTS as error:
             self._unreadable(error, 1)
         return iter(()) if rid is None else self._read_one(request, rid[0], after, until)
 
@@ -142,7 +146,7 @@ class SqliteLog:
                 "SELECT id, epoch, count(*), max(position) FROM log JOIN requests USING (rid) "
                 "GROUP BY rid, epoch ORDER BY min(position)"
             ).fetchall()
-        except sqlite3.Error as error:
+        except _FAULTS as error:
             self._unreadable(error, 1)
         return [Stream(request=RequestKey(name, epoch), events=n, last=last) for name, epoch, n, last in rows]
 
@@ -150,7 +154,7 @@ class SqliteLog:
         db = self._expect_open()
         try:
             [text] = db.execute("PRAGMA integrity_check(1)").fetchone()
-        except sqlite3.Error as error:
+        except _FAULTS as error:
             text = str(error)
         if text == "ok":
             return None
@@ -188,9 +192,12 @@ class SqliteLog:
             raise LogError(f"ledger {self.path} is empty: expected an SQLite file, got 0 bytes")
         mode = "ro" if self._read_only else "rw"
         db = sqlite3.connect(f"file:{urllib.parse.quote(self.path)}?mode={mode}", uri=True, isolation_level=None)
+        # Damaged text must come back as other text, which a checksum finds, and not as an error of the decoder.
+        db.text_factory = functools.partial(str, encoding="utf-8", errors="replace")
         try:
             if exists:
                 _expect_ledger(db, self.path)
+                _expect_whole(db, self.path)
             if not self._read_only:
                 db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
                 db.execute("PRAGMA journal_mode = WAL")
@@ -241,23 +248,23 @@ class SqliteLog:
             if len(rows) < CHUNK:
                 return
 
-    def _fetch(self, sql: str, arguments: tuple[object, ...]) -> tuple[list[Row], sqlite3.Error | None]:
+    def _fetch(self, sql: str, arguments: tuple[object, ...]) -> tuple[list[Row], Exception | None]:
         """Rows up to the first that cannot be read, and why it cannot."""
         rows: list[Row] = []
         try:
             for row in self._expect_open().execute(sql, arguments):
                 rows.append(row)  # noqa: PERF402 - those before an error are kept
-        except sqlite3.Error as error:
+        except _FAULTS as error:
             return rows, error
         return rows, None
 
     def _ask(self, db: sqlite3.Connection, sql: str, arguments: tuple[object, ...] = ()) -> int:
         try:
             return _one(db, sql, arguments)
-        except sqlite3.Error as error:
+        except _FAULTS as error:
             self._unreadable(error, 1)
 
-    def _unreadable(self, error: sqlite3.Error, position: Position) -> NoReturn:
+    def _unreadable(self, error: Exception, position: Position) -> NoReturn:
         code = getattr(error, "sqlite_errorcode", None)
         if code is not None and code & 0xFF in _NOT_DAMAGE:
             raise LogError(f"ledger {self.path} cannot be read: {error}") from error
@@ -344,6 +351,19 @@ def _expect_ledger(db: sqlite3.Connection, path: str) -> None:
         raise LogError(
             f"ledger {path} is corrupt: expected the tables of schema {SCHEMA}, these differ: {', '.join(wrong)}"
         )
+
+
+def _expect_whole(db: sqlite3.Connection, path: str) -> None:
+    """A file without a write-ahead part has as many bytes as its head says; SQLite would not miss the last ones."""
+    db.execute("BEGIN")
+    try:
+        expected = _one(db, "PRAGMA page_size") * _one(db, "PRAGMA page_count")
+        found = os.path.getsize(path)
+        [mode] = db.execute("PRAGMA journal_mode").fetchone()
+    finally:
+        db.execute("ROLLBACK")
+    if mode != "wal" and found != expected:
+        raise LogError(f"ledger {path} is damaged: expected {expected} bytes, got {found}")
 
 
 def _read_header(db: sqlite3.Connection, path: str) -> Header:

@@ -12,12 +12,13 @@ from msgspec.structs import replace
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.digest import Digest
+from kvsweep.ledger.event_base import Event, Measured
 from kvsweep.ledger.fold import apply
 from kvsweep.ledger.ids import POOL, Operation, RequestKey, Rows, int32_bytes, no_rows
 from kvsweep.ledger.layout import LayerLayout, Layout
 from kvsweep.ledger.state import EMPTY, State
 
-MakeEvent = Callable[..., e.Event]
+MakeEvent = Callable[..., Event]
 WORDS = ("", "a-b-c", "@pool", "요청/7", "nul\0inside", "🙂 " * 9, "'); DROP TABLE log; --")
 LAYOUT = Layout.of(
     model_hash="a model",
@@ -70,9 +71,9 @@ def make_event() -> MakeEvent:
     """(event type, generator, request=None, seq=None) -> an arbitrary event of that type."""
 
     def make(
-        kind: type[e.Event], rng: np.random.Generator, request: RequestKey | None = None, seq: int | None = None
-    ) -> e.Event:
-        event: e.Event = arbitrary(kind, rng)
+        kind: type[Event], rng: np.random.Generator, request: RequestKey | None = None, seq: int | None = None
+    ) -> Event:
+        event: Event = arbitrary(kind, rng)
         return replace(event, request=request or event.request, seq=event.seq if seq is None else seq)
 
     return make
@@ -82,11 +83,11 @@ class Writer:
     """Folds what it emits, as a coordinator does: each event gets the next number of its stream."""
 
     def __init__(self) -> None:
-        self.events: list[e.Event] = []
+        self.events: list[Event] = []
         self.state: State = EMPTY
         self.digest = Digest()
 
-    def emit(self, fact: type[e.Event], request: RequestKey = POOL, /, **fields: Any) -> None:
+    def emit(self, fact: type[Event], request: RequestKey = POOL, /, **fields: Any) -> None:
         known = self.state.request(request)
         seq = self.state.pool.seq if request == POOL else known.seq if known else 0
         event = fact(request=request, seq=seq, **fields)
@@ -128,7 +129,7 @@ def upload(w: Writer, key: RequestKey, first_source: int, blocks: list[int]) -> 
     logical: dict[int, list[int]] = {0: [0, 2], 2: [1, 2]}
     w.emit(
         e.UploadPlanned, key, operation=op, generation=1, kind="diff", source_kind="source_only",
-        logical=Rows.of(logical), measured=e.Measured(plan_s=0.25),
+        logical=Rows.of(logical), measured=Measured(plan_s=0.25),
     )  # fmt: skip
     w.emit(
         e.BlocksLeased, key, operation=op, adopted=no_rows((0, 2)), row=0, reserved=(int32_bytes(blocks), b""),
@@ -143,7 +144,7 @@ def commit_upload(w: Writer, key: RequestKey, op: Operation) -> None:
     for rank, epoch in RANKS:
         w.emit(
             e.RankTransferred, key, operation=op, rank=rank, process_epoch=epoch, h2d_bytes=4096, unpack_bytes=0,
-            table_updates=4, measured=e.Measured(wait_s=0.5 + rank),
+            table_updates=4, measured=Measured(wait_s=0.5 + rank),
         )  # fmt: skip
     w.emit(e.TransferCompleted, key, operation=op)
     w.emit(e.ResidencyCommitted, key, operation=op, generation=1)
@@ -154,8 +155,8 @@ def retain(w: Writer, key: RequestKey) -> None:
     op = w.operation(key)
     w.emit(
         e.RetainPlanned, key, operation=op, generation=2, mode="layer", attention="same",
-        keep=Rows.of({0: [0], 2: [1]}), adopted=no_rows((0, 2)), moved_from=no_rows((0, 2)), moved_to=no_rows((0, 2)), row=1, reserved=(b"", b""),
-        selection_revision=1,
+        keep=Rows.of({0: [0], 2: [1]}), adopted=no_rows((0, 2)), moved_from=no_rows((0, 2)), moved_to=no_rows((0, 2)),
+        row=1, reserved=(b"", b""), selection_revision=1,
     )  # fmt: skip
     w.emit(e.ReadersDrained, key, operation=op, row=1, ranks=RANKS)
     for rank, epoch in RANKS:

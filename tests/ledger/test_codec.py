@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from kvsweep.ledger import events as e
 from kvsweep.ledger.codec import EVENT_TYPES, decode, encode, encode_batch
 from kvsweep.ledger.errors import LogError
+from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import Operation, RequestKey, Rows
 
 SEED = 20260916
@@ -23,7 +24,7 @@ def body_of(*items: object) -> bytes:
 
 
 @pytest.mark.parametrize("kind", EVENT_TYPES.values(), ids=list(EVENT_TYPES))
-def test_every_event_type_survives_the_round_trip(kind: type[e.Event], make_event: Any) -> None:
+def test_every_event_type_survives_the_round_trip(kind: type[Event], make_event: Any) -> None:
     rng = np.random.default_rng(SEED)
     for repeat in range(40):
         event = make_event(kind, rng)
@@ -34,7 +35,7 @@ def test_every_event_type_survives_the_round_trip(kind: type[e.Event], make_even
 
 
 def test_the_union_holds_every_concrete_event_and_no_tag_twice() -> None:
-    concrete = {kind for kind in vars(e).values() if isinstance(kind, type) and issubclass(kind, e.Event)} - {e.Event}
+    concrete = {kind for kind in vars(e).values() if isinstance(kind, type) and issubclass(kind, Event)} - {Event}
     assert set(EVENT_TYPES.values()) == concrete
     assert len({kind.__struct_config__.tag for kind in concrete}) == len(concrete)
 
@@ -118,7 +119,7 @@ def test_an_event_that_could_not_be_read_back_is_not_written() -> None:
     with pytest.raises(LogError, match="RequestResumed cannot be encoded"):
         encode(e.RequestResumed(request=RequestKey("\ud800", 1), seq=0))
     with pytest.raises(LogError, match="expected one of the 43 event types, got Event"):
-        encode(e.Event(request=KEY, seq=0))
+        encode(Event(request=KEY, seq=0))
 
 
 def test_what_a_peer_lied_can_be_recorded() -> None:

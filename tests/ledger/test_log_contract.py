@@ -10,6 +10,7 @@ import pytest
 from kvsweep.ledger import events as e
 from kvsweep.ledger.codec import EVENT_TYPES, RULES, SCHEMA
 from kvsweep.ledger.errors import LayoutError, LogError, SequenceConflict, SettingsError
+from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import POOL, RequestKey
 from kvsweep.ledger.store import LogStore, Record, Stream, open_log
 
@@ -28,7 +29,7 @@ def log(url: str) -> Iterator[LogStore]:
     store.close()
 
 
-def resumed(request: RequestKey, *numbers: int) -> list[e.Event]:
+def resumed(request: RequestKey, *numbers: int) -> list[Event]:
     return [e.RequestResumed(request=request, seq=seq) for seq in numbers]
 
 
@@ -105,7 +106,7 @@ def test_reading_sees_what_was_stored_when_it_was_called(log: LogStore) -> None:
     ],
 )
 def test_a_number_that_is_not_the_next_refuses_the_whole_batch(
-    log: LogStore, batch: list[e.Event], expected: int, found: int
+    log: LogStore, batch: list[Event], expected: int, found: int
 ) -> None:
     log.append(resumed(FIRST, 0, 1))
     before = stored(log)

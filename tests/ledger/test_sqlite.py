@@ -1,0 +1,327 @@
+"""The SQLite store where it is more than the contract: durability, one writer, readers, damage, strangers' files."""
+
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from kvsweep.ledger import events as e
+from kvsweep.ledger.codec import SCHEMA
+from kvsweep.ledger.errors import LogCorrupt, LogError, UnknownSchema
+from kvsweep.ledger.ids import RequestKey
+from kvsweep.ledger.sqlite import PAGE_BYTES, SqliteLog
+from kvsweep.ledger.store import open_log
+
+KEY = RequestKey("a-b-c", 1)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.db"
+
+
+@pytest.fixture
+def full(path: Path, written: Any) -> Path:
+    """A closed ledger that holds the whole small run."""
+    log = open_log(f"sqlite:{path}")
+    log.append(written.events)
+    log.close()
+    return path
+
+
+def resumed(*numbers: int) -> list[e.RequestResumed]:
+    return [e.RequestResumed(request=KEY, seq=seq) for seq in numbers]
+
+
+def edit(path: Path, statement: str, *arguments: object) -> None:
+    db = sqlite3.connect(path)
+    db.execute(statement, arguments)
+    db.commit()
+    db.close()
+
+
+# ---- the file
+
+
+def test_a_closed_ledger_is_one_file_for_its_owner_alone(full: Path, written: Any) -> None:
+    assert os.listdir(full.parent) == [full.name]
+    assert stat.S_IMODE(full.stat().st_mode) == 0o600
+    log = open_log(f"sqlite:{full}", read_only=True)
+    assert [record.event for record in log.read()] == written.events
+    log.close()
+    assert os.listdir(full.parent) == [full.name]
+
+
+def test_files_beside_an_open_ledger_are_private_too(path: Path) -> None:
+    log = open_log(f"sqlite:{path}")
+    log.append(resumed(0))
+    assert {stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()} == {0o600}
+    log.close()
+
+
+def test_any_sqlite_tool_reads_the_view(full: Path, written: Any) -> None:
+    db = sqlite3.connect(full)
+    rows = db.execute("SELECT position, request, epoch, seq, type, operation_id, rank, bytes FROM events").fetchall()
+    db.close()
+    expected = [
+        (
+            at,
+            event.request.request_id,
+            event.request.request_epoch,
+            event.seq,
+            type(event).__name__,
+            event.operation.operation_id if hasattr(event, "operation") else None,
+            getattr(event, "rank", None),
+            len(msgspec.msgpack.encode(event)),
+        )
+        for at, event in enumerate(written.events, 1)
+    ]
+    assert rows == expected
+
+
+def test_a_ledger_goes_on_where_it_was_left(path: Path) -> None:
+    for seq in range(3):
+        log = open_log(f"sqlite:{path}")
+        assert log.durable() == seq
+        assert log.append(resumed(seq), expected=seq) == seq + 1
+        log.close()
+    log = open_log(f"sqlite:{path}")
+    assert [record.event for record in log.read()] == resumed(0, 1, 2)
+    log.close()
+
+
+def test_the_settings_that_were_measured_are_in_force(path: Path) -> None:
+    log = SqliteLog(str(path))
+    log.append(resumed(0))
+    assert log._db is not None
+    names = ("journal_mode", "synchronous", "page_size", "wal_autocheckpoint")
+    found = {name: log._db.execute(f"PRAGMA {name}").fetchone()[0] for name in names}
+    log.close()
+    assert found == {"journal_mode": "wal", "synchronous": 2, "page_size": PAGE_BYTES, "wal_autocheckpoint": 8000}
+
+
+# ---- writers and readers
+
+
+def test_a_second_writer_is_refused_and_the_first_goes_on(path: Path) -> None:
+    log = open_log(f"sqlite:{path}")
+    with pytest.raises(LogError, match="has a writer already"):
+        open_log(f"sqlite:{path}")
+    link = path.with_name("link.db")
+    link.symlink_to(path)
+    with pytest.raises(LogError, match="has a writer already"):
+        open_log(f"sqlite:{link}")
+    assert log.append(resumed(0)) == 1
+    log.close()
+    open_log(f"sqlite:{path}").close()
+
+
+def test_a_second_writer_in_another_process_is_refused(path: Path) -> None:
+    log = open_log(f"sqlite:{path}")
+    code = f"from kvsweep.ledger.store import open_log; open_log({f'sqlite:{path}'!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    log.close()
+    assert done.returncode == 1
+    assert "has a writer already: expected one, got a second" in done.stderr
+
+
+def test_a_reader_beside_a_live_writer_sees_whole_batches(path: Path) -> None:
+    log = open_log(f"sqlite:{path}")
+    log.append(resumed(0, 1))
+    reader = open_log(f"sqlite:{path}", read_only=True)
+    assert [record.position for record in reader.read()] == [1, 2]
+    log.append(resumed(2, 3))
+    assert reader.durable() == 4
+    assert [record.position for record in reader.read(KEY)] == [1, 2, 3, 4]
+    with pytest.raises(LogError, match="read only"):
+        reader.append(resumed(4))
+    log.close()  # beside the reader: the write-ahead file stays
+    assert [record.position for record in reader.read()] == [1, 2, 3, 4]
+    reader.close()
+    again = open_log(f"sqlite:{path}")
+    assert again.append(resumed(4)) == 5
+    again.close()
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_an_interrupted_commit_stops_the_writer(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a failed write nobody knows what is stored: nothing is acknowledged any more."""
+    log = SqliteLog(str(path))
+    log.append(resumed(0))
+    assert log._db is not None
+    log._db.execute("PRAGMA max_page_count = 8")  # the disk is full
+    event = e.CommandRefused(request=KEY, seq=1, command="x", state="y", reason="z" * (20 * PAGE_BYTES))
+    with pytest.raises(LogError, match=r"failed at position 2: .*full"):
+        log.append([event])
+    for verb in (log.durable, lambda: log.append(resumed(1))):
+        with pytest.raises(LogError, match="failed at position 2"):
+            verb()
+    assert [record.position for record in log.read()] == [1]
+    log.close()
+    again = open_log(f"sqlite:{path}")
+    assert again.append(resumed(1)) == 2
+    again.close()
+
+
+WRITER = """
+import sys
+from kvsweep.ledger.events import CommandRefused
+from kvsweep.ledger.ids import RequestKey
+from kvsweep.ledger.store import open_log
+log, key, seq = open_log(sys.argv[1]), RequestKey("a-b-c", 1), 0
+while True:
+    batch = [CommandRefused(request=key, seq=seq + n, command="c", state="s", reason="r" * 999) for n in range(7)]
+    seq += 7
+    print(log.append(batch), flush=True)
+"""
+
+
+@pytest.mark.parametrize("acknowledged", [1, 2, 5, 11, 23])
+def test_a_killed_writer_loses_nothing_that_it_acknowledged(path: Path, acknowledged: int) -> None:
+    """SIGKILL arrives while it appends: what was printed is there, batches are whole, and a new writer goes on."""
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, f"sqlite:{path}"], stdout=subprocess.PIPE, text=True
+    ) as writer:
+        assert writer.stdout is not None
+        acks = [int(writer.stdout.readline()) for _ in range(acknowledged)]
+        writer.send_signal(signal.SIGKILL)
+        acks += [int(line) for line in writer.stdout if line.endswith("\n")]
+    assert writer.returncode == -signal.SIGKILL
+    reader = open_log(f"sqlite:{path}", read_only=True)
+    seen = [record.event.seq for record in reader.read()]
+    reader.close()
+    assert seen == list(range(len(seen)))
+    assert len(seen) >= acks[-1]
+    assert len(seen) % 7 == 0
+    log = open_log(f"sqlite:{path}")
+    assert log.append(resumed(len(seen)), expected=len(seen)) == len(seen) + 1
+    assert log.damage() is None
+    log.close()
+
+
+# ---- damage and strangers
+
+
+def test_a_missing_file_or_place_is_one_sentence(path: Path) -> None:
+    with pytest.raises(LogError, match=r"ledger\.db does not exist$"):
+        open_log(f"sqlite:{path}", read_only=True)
+    assert not path.exists()
+    with pytest.raises(LogError, match="cannot be written: No such file or directory"):
+        open_log(f"sqlite:{path.parent / 'nowhere' / 'ledger.db'}")
+    for read_only in (True, False):
+        with pytest.raises(LogError, match="expected a file, got a directory"):
+            open_log(f"sqlite:{path.parent}", read_only=read_only)
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty: expected an SQLite file, got 0 bytes"),
+        (b"x" * 4096, "cannot be opened: file is not a database"),
+        (None, "is no ledger: expected application id 0x6b767377, got 0x0"),
+    ],
+)
+def test_a_file_that_is_no_ledger_is_refused_and_left_alone(
+    path: Path, content: bytes | None, message: str, read_only: bool
+) -> None:
+    if content is None:
+        edit(path, "CREATE TABLE mine (x)")
+    else:
+        path.write_bytes(content)
+    before = path.read_bytes()
+    with pytest.raises(LogError, match=message):
+        open_log(f"sqlite:{path}", read_only=read_only)
+    assert path.read_bytes() == before
+    assert os.listdir(path.parent) == [path.name]
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_newer_schema_is_refused_before_its_tables_are_read(full: Path, read_only: bool) -> None:
+    edit(full, f"PRAGMA user_version = {SCHEMA + 1}")
+    with pytest.raises(UnknownSchema, match="ledger schema 2 is newer than 1, the newest that this version reads"):
+        open_log(f"sqlite:{full}", read_only=read_only)
+
+
+def test_newer_rules_are_refused(full: Path) -> None:
+    row = (1, 7, "9.9")
+    edit(full, "UPDATE header SET rules = 7, created_by = '9.9', crc = ?", zlib.crc32(msgspec.msgpack.encode(row)))
+    with pytest.raises(UnknownSchema, match="ledger rules 7 is newer than 1"):
+        open_log(f"sqlite:{full}", read_only=True)
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("UPDATE header SET created_by = 'me'", "its header does not have the checksum"),
+        ("DELETE FROM header", "its header does not have the checksum"),
+        ("DROP VIEW events", "these differ: events"),
+        ("CREATE INDEX mine ON log (rank)", "these differ: mine"),
+    ],
+)
+def test_changed_tables_and_header_are_noticed(full: Path, statement: str, message: str) -> None:
+    edit(full, statement)
+    with pytest.raises(LogError, match=message):
+        open_log(f"sqlite:{full}", read_only=True)
+
+
+@pytest.mark.parametrize(
+    ("statement", "position", "message"),
+    [
+        ("UPDATE log SET body = zeroblob(9) WHERE position = 4", 4, "checksum"),
+        ("UPDATE log SET rank = 1 WHERE position = 4", 4, "checksum"),
+        ("UPDATE log SET operation_id = NULL WHERE position = 6", 6, "checksum"),
+        ("UPDATE log SET type = 'X' WHERE position = 1", 1, "checksum"),
+        ("UPDATE log SET seq = 500 WHERE position = 5", 5, "checksum"),
+        ("UPDATE requests SET id = 'a-b-d' WHERE id = 'a-b-c'", 2, "checksum"),
+        ("DELETE FROM requests WHERE id = 'a-b-c'", 2, "checksum"),
+        ("UPDATE log SET body = 'text' WHERE position = 9", 9, "checksum"),
+        ("DELETE FROM log WHERE position = 8", 8, "the event is missing, the next one stands at 9"),
+    ],
+)
+def test_a_changed_row_is_corrupt_at_its_position(full: Path, statement: str, position: int, message: str) -> None:
+    edit(full, statement)
+    log = open_log(f"sqlite:{full}", read_only=True)
+    records = log.read()
+    for _ in range(position - 1):
+        next(records)
+    with pytest.raises(LogCorrupt, match=message) as corrupt:
+        next(records)
+    log.close()
+    assert corrupt.value.position == position
+
+
+def test_a_hole_in_one_stream_is_noticed_without_reading_the_others(full: Path) -> None:
+    edit(full, "DELETE FROM log WHERE rid = 2 AND seq = 5")
+    log = open_log(f"sqlite:{full}", read_only=True)
+    with pytest.raises(LogCorrupt, match=r"expected event 5 of .*a-b-c.*, got 6"):
+        list(log.read(KEY))
+    log.close()
+
+
+def test_a_body_with_a_right_checksum_that_is_no_event_is_corrupt(full: Path) -> None:
+    """A checksum says that the bytes are those written, not that they mean something."""
+    body = b"\x93\x02\x92\xa1r\x01\xff"
+    plain = (1, "@pool", 0, 0, "RunConfigured", None, None)
+    crc = zlib.crc32(body, zlib.crc32(msgspec.msgpack.encode(plain)))
+    edit(full, "UPDATE log SET body = ?, crc = ? WHERE position = 1", body, crc)
+    log = open_log(f"sqlite:{full}", read_only=True)
+    with pytest.raises(LogCorrupt, match=r"position 1: RequestPreempted\.seq: expected an integer from 0 .*, got -1"):
+        next(log.read())
+    log.close()
+
+
+def test_a_truncated_file_is_noticed(full: Path) -> None:
+    whole = full.read_bytes()
+    for size in (1, 99, PAGE_BYTES - 1, PAGE_BYTES, 2 * PAGE_BYTES + 5, len(whole) - PAGE_BYTES, len(whole) - 1):
+        full.write_bytes(whole[:size])
+        with pytest.raises(LogError):
+            list(open_log(f"sqlite:{full}", read_only=True).read())
