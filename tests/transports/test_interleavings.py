@@ -131,7 +131,7 @@ def test_d8_a4_any_interleaving_of_streams_gives_the_bytes_of_a_plain_table(make
     assert world.device.queued == 0
     assert counts["queued"] > 20, counts
     assert min(counts["cancelled"], counts["failed"]) > 0, counts
-    assert min(traffic.read_bytes, traffic.written_bytes, traffic.moved_bytes) > 5000  # each kind did copy
+    assert min(traffic.read_bytes, traffic.written_bytes, traffic.moved_bytes) > 1000  # each kind did copy
     found = {
         (side, (layer, block)): (world.device_bytes if side == "device" else world.cpu_bytes)(layer, block)
         for side, (layer, block) in table
