@@ -30,6 +30,7 @@ from kvsweep.ledger.events import (
     TablesApplied,
 )
 from kvsweep.ledger.ids import Logical, Physical, Rows
+from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.ownership import Holder, Holding
 from kvsweep.ledger.state import Lane, OpenOperation, RequestState, State
 
@@ -51,8 +52,8 @@ def planned(state: State, request: RequestState, event: RetainPlanned) -> State:
     for layer, ids in table_logical.items():
         if np.unique(ids).size != ids.size:
             refuse(request, event, f"layer {layer}: a logical block would have two slots")
-    if event.mode == "shared" and len({ids.tobytes() for _, ids in table.items()}) > 1:
-        refuse(request, event, "a shared remap needs the same ordered physical row in every layer")
+    if event.mode == "shared" and not _one_row_a_group(state.pool.layout, table):
+        refuse(request, event, "a shared remap needs the same ordered physical row in every layer of a group")
     if event.mode in ("shared", "layer") and event.moved_to.size:
         refuse(request, event, "a remap moves no bytes")
     opened = OpenOperation(
@@ -113,6 +114,13 @@ def _moved(request: RequestState, event: RetainPlanned, table: Rows[Physical]) -
             refuse(request, event, f"layer {layer}: a moved area is not a slot of the new table, or is moved twice")
         rows[layer] = np.asarray([swap.get(area, area) for area in old], dtype=np.int32)
     return Rows.of(rows)
+
+
+def _one_row_a_group(layout: Layout, table: Rows[Physical]) -> bool:
+    rows: dict[int, set[bytes]] = {}
+    for layer, ids in table.items():
+        rows.setdefault(layout.layers[layer].group, set()).add(ids.tobytes())
+    return all(len(distinct) == 1 for distinct in rows.values())
 
 
 def drained(state: State, request: RequestState, event: ReadersDrained) -> State:

@@ -1,0 +1,1 @@
+"""Selects, plans, decides and drives. Imports ledger, kernels and transports."""

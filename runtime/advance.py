@@ -1,0 +1,187 @@
+"""What follows from the state by itself: completions, commits, retirements, closing. Each step is one more event."""
+
+from msgspec import Struct
+
+from kvsweep.ledger import events as e
+from kvsweep.ledger.event_base import RetireCause
+from kvsweep.ledger.ids import HOLE, Operation, RequestKey, int32_bytes
+from kvsweep.ledger.messages import Acknowledge, Cancel, Release
+from kvsweep.ledger.ownership import Holder
+from kvsweep.ledger.phases import ABORTABLE
+from kvsweep.ledger.state import OpenOperation, RequestState, State
+from kvsweep.runtime.batch import Batch
+from kvsweep.runtime.settings import Settings
+from kvsweep.runtime.steps import OpenSteps
+
+
+class Context(Struct, frozen=True):
+    """What decisions may look at beside the state."""
+
+    settings: Settings
+    steps: OpenSteps
+
+
+def floor(state: State) -> int:
+    """Lowest operation id that may still be spoken of: below it a rank forgets and refuses."""
+    ids = [
+        opened.operation.operation_id
+        for request in state.requests.values()
+        for opened in (*request.open_operations(), *request.settling)
+    ]
+    return min(ids, default=state.pool.next_operation_id)
+
+
+def settle(batch: Batch, context: Context, key: RequestKey) -> None:
+    """Take every step that nothing waits for, until none is left."""
+    while _complete(batch, key) or _commit(batch, key) or _retire(batch, context, key) or _end(batch, key):
+        pass
+
+
+def _all_done(opened: OpenOperation | None) -> bool:
+    return opened is not None and {rank for rank, _ in opened.ranks} == {rank for rank, _ in opened.outcomes}
+
+
+def _complete(batch: Batch, key: RequestKey) -> bool:
+    """All distinct ranks have completed."""
+    request = batch.request(key)
+    for lane, phase, kind in (
+        (request.upload, "MOVING", e.TransferCompleted),
+        (request.retain, "APPLYING", e.AllRanksApplied),
+        (request.store, "MOVING", e.StoreCompleted),
+    ):
+        if lane.phase == phase and lane.open is not None and _all_done(lane.open):
+            batch.emit(kind, key, operation=lane.open.operation)
+            return True
+    return False
+
+
+def _commit(batch: Batch, key: RequestKey) -> bool:
+    """Switch to the new view where it still builds on the current one."""
+    request = batch.request(key)
+    for lane, phase, kind in (
+        (request.upload, "MOVED", e.ResidencyCommitted),
+        (request.retain, "APPLIED", e.OwnersCommitted),
+    ):
+        if lane.phase != phase or lane.open is None:
+            continue
+        operation, generation = lane.open.operation, lane.open.generation
+        batch.emit(kind, key, operation=operation, generation=generation)
+        if kind is e.ResidencyCommitted:
+            batch.effect(Acknowledge(operation=operation, generation=generation))
+        drop_considered_tail(batch, key)
+        return True
+    return False
+
+
+def drop_considered_tail(batch: Batch, key: RequestKey) -> None:
+    """Clean tail blocks that the last selection has seen leave the active groups: adopted, or kept by the CPU alone."""
+    request, layout = batch.request(key), batch.state.pool.layout
+    for group in range(layout.groups):
+        if layout.group_kind(group) == "full":
+            seen = [
+                block.logical
+                for block in request.tail
+                if block.phase == "clean" and block.logical < request.whole_blocks and block.physical[group] != HOLE
+            ]
+            drop_tail(batch, key, group, seen)
+
+
+def drop_tail(batch: Batch, key: RequestKey, group: int, logical: list[int]) -> None:
+    """These blocks leave the group's tail into a fence, which opens when the steps that were handed them have ended."""
+    if logical:
+        fence = batch.request(key).next_fence
+        batch.emit(e.TailDropped, key, group=group, logical=int32_bytes(logical), fence=fence)
+
+
+def _retire(batch: Batch, context: Context, key: RequestKey) -> bool:
+    """Release what no open step was handed: replaced generations, and fences of tail blocks."""
+    request, layout = batch.request(key), batch.state.pool.layout
+    nothing = (b"",) * layout.groups
+    replaced = request.retain.open
+    if request.retain.phase == "COMMITTED" and replaced is not None and replaced.replaced == 0:
+        batch.emit(e.BlocksRetired, key, generation=0, cause="retain", freed=nothing)
+        _acknowledge_retain(batch, replaced.operation, replaced.generation)
+        return True
+    for view in request.views:
+        if view.generation == request.current or context.steps.reads(key, view.generation):
+            continue
+        cause = _cause(request, view.generation)
+        freed = _freed(batch, key, Holder("view", view.generation))
+        batch.emit(e.BlocksRetired, key, generation=view.generation, cause=cause, freed=freed)
+        if cause == "retain" and replaced is not None:
+            _acknowledge_retain(batch, replaced.operation, replaced.generation)
+        return True
+    for fence in request.fences:
+        if context.steps.fence_is_quiet(key, fence) and not _is_new_fence(batch, key, fence, context):
+            batch.emit(e.FenceOpened, key, fence=fence, freed=_freed(batch, key, Holder("fence", fence)))
+            return True
+    return False
+
+
+def _is_new_fence(batch: Batch, key: RequestKey, fence: int, context: Context) -> bool:
+    """A fence of this very batch is bound to the open steps only when the batch is adopted."""
+    known = batch.before.request(key)
+    return (known is None or fence not in known.fences) and context.steps.writes(key)
+
+
+def _acknowledge_retain(batch: Batch, operation: Operation, generation: int) -> None:
+    batch.effect(Acknowledge(operation=operation, generation=generation))
+
+
+def _cause(request: RequestState, generation: int) -> RetireCause:
+    replaced = request.retain.open
+    if request.retain.phase == "COMMITTED" and replaced is not None and replaced.replaced == generation:
+        return "retain"
+    return {"PREEMPTED": "preempt", "FINISHING": "finish"}.get(request.life, "upload")  # type: ignore[return-value]
+
+
+def _freed(batch: Batch, key: RequestKey, holder: Holder) -> tuple[bytes, ...]:
+    before, layout = batch.state.ownership, batch.state.pool.layout
+    return before.change(key, layout, drop=(holder,)).freed_since(before, key, layout).device
+
+
+def _end(batch: Batch, key: RequestKey) -> bool:
+    """A preempted request drops what is stored; a finishing one drops all and closes when nothing is held."""
+    request, layout = batch.request(key), batch.state.pool.layout
+    phases = {"PREEMPTED": ("clean", "lost"), "FINISHING": ("open", "dirty", "clean", "lost")}.get(request.life)
+    if phases is None:
+        return False
+    for group in range(layout.groups):
+        logical = [b.logical for b in request.tail if b.phase in phases and b.physical[group] != HOLE]
+        if logical:
+            drop_tail(batch, key, group, logical)
+            return True
+    if request.life == "FINISHING" and not (
+        request.open_operations() or request.settling or batch.state.ownership.holders(key)
+    ):
+        batch.emit(e.RequestClosed, key)
+    return False
+
+
+def abort(batch: Batch, key: RequestKey, lane: str, reason: str) -> None:
+    """Turn a lane's open operation back: the old state stands, the operation settles, ranks are told to stop."""
+    request = batch.request(key)
+    kind = {"upload": e.UploadAborted, "retain": e.RetainAborted, "store": e.StoreAborted}[lane]
+    opened = {"upload": request.upload, "retain": request.retain, "store": request.store}[lane].open
+    if opened is None:
+        raise LookupError(f"{lane} has no open operation")
+    batch.emit(kind, key, operation=opened.operation, reason=reason)
+    if any(left.operation == opened.operation for left in batch.request(key).settling):
+        batch.effect(Cancel(operation=opened.operation, ranks=opened.ranks))
+
+
+def abort_what_can_turn_back(batch: Batch, key: RequestKey, lanes: tuple[str, ...], reason: str) -> None:
+    for lane in lanes:
+        request = batch.request(key)
+        phase = {"upload": request.upload, "retain": request.retain, "store": request.store}[lane].phase
+        if phase in ABORTABLE[lane]:
+            abort(batch, key, lane, reason)
+
+
+def release(batch: Batch, key: RequestKey) -> None:
+    """Owned before − referenced after: what the allocation owners take back, said once a batch (B6)."""
+    layout = batch.state.pool.layout
+    before, after = batch.before.ownership, batch.state.ownership
+    freed = after.freed_since(before, key, layout)
+    if any(freed.device) or freed.sources:
+        batch.effect(Release(device=freed.device, cpu=freed.sources))

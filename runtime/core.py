@@ -1,0 +1,268 @@
+"""The sans-I/O core: commands and reports go in, events and effects come out. No thread, clock, I/O or random."""
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from kvsweep.ledger import events as e
+from kvsweep.ledger import fold, messages
+from kvsweep.ledger.errors import Refused, UsageError
+from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.ids import HOLE, POOL, Operation, RequestKey
+from kvsweep.ledger.messages import Command, Effect, Refusal, Release, Report, Reserve, Reserved, Turn
+from kvsweep.ledger.state import EMPTY, RequestState, State
+from kvsweep.runtime import decide_report, decide_request, decide_retain, decide_upload
+from kvsweep.runtime.advance import Context, release, settle
+from kvsweep.runtime.batch import Batch
+from kvsweep.runtime.decide_upload import CannotPlan, selection_digest
+from kvsweep.runtime.settings import Settings
+from kvsweep.runtime.steps import HandedOut, OpenSteps
+
+Message: TypeAlias = Command | Report
+
+
+class Core:
+    """One synchronous object. `handle` stages a turn; `adopt` it once its events are in the log, or `discard` it."""
+
+    def __init__(self, settings: Settings, *, history: Iterable[Event] = ()) -> None:
+        self.settings = settings
+        self.steps = OpenSteps(settings.limits.open_steps)
+        self._context = Context(settings, self.steps)
+        self._state = fold.apply_all(EMPTY, history)
+        self._staged: State | None = None
+
+    @property
+    def state(self) -> State:
+        """The adopted state."""
+        return self._state
+
+    # ---- the one door
+
+    def configure(self, fact: e.RunConfigured) -> Turn:
+        """The ledger's first event."""
+        batch = Batch(self._state)
+        batch.state = fold.apply(batch.state, fact)
+        batch.events.append(fact)
+        return self._stage(batch, Turn(outcome="accepted"))
+
+    def handle(self, message: Message) -> Turn:
+        """Decide on one message. Nothing changes until `adopt`; a second message waits for that."""
+        if self._staged is not None:
+            raise UsageError("a turn is staged: adopt or discard it before the next message")
+        batch = Batch(self._state)
+        command, reserved = (message.cause, message) if isinstance(message, Reserved) else (message, None)
+        try:
+            turn = self._decide(batch, command, reserved)
+        except Refused as error:
+            return self._refuse(message, error)
+        except CannotPlan as error:
+            return self._cannot(command, error)
+        if turn.outcome == "reserve":
+            return turn
+        key = turn.operation.request if turn.operation else _request_of(command)
+        if key is not None and batch.state.request(key) is not None:
+            settle(batch, self._context, key)
+            release(batch, key)
+        return self._stage(batch, turn)
+
+    def _decide(self, batch: Batch, message: Message, reserved: Reserved | None) -> Turn:
+        if isinstance(message, messages.Done):
+            outcome, verdict = decide_report.done(batch, message)
+            refusal = None
+            if outcome == "refused":
+                refusal = Refusal(what="Done", reason=f"{verdict.rule}: expected {verdict.expected}, got {verdict.got}")
+            return Turn(outcome=outcome, refusal=refusal, operation=message.operation)
+        if isinstance(message, messages.Acknowledged):
+            return Turn(outcome=decide_report.acknowledged(batch, message), operation=message.operation)
+        key = _request_of(message)
+        if key is not None and batch.state.request(key) is None:
+            raise Refused(key, type(message).__name__, "no such request", ("OpenRequest",))
+        repeated = self._repeated(batch.state, message)
+        if repeated is not None:
+            return Turn(outcome="repeated", operation=repeated)
+        reply = self._command(batch, message, reserved)
+        if isinstance(reply, Reserve):
+            return Turn(outcome="reserve", effects=(reply,))
+        return Turn(outcome="accepted", operation=reply)
+
+    def _command(self, batch: Batch, message: Message, reserved: Reserved | None) -> Operation | Reserve | None:
+        match message:
+            case messages.Select():
+                return decide_upload.select(batch, self._context, message, reserved)
+            case messages.Retain():
+                return decide_retain.retain(batch, self._context, message, reserved)
+            case messages.OpenTail():
+                return decide_request.open_tail(batch, message, reserved)
+            case messages.SealTail():
+                return decide_request.seal_tail(batch, message, reserved)
+            case messages.OpenRequest():
+                decide_request.open_request(batch, self._context, message)
+            case messages.RegisterSources():
+                decide_request.register(batch, message)
+            case messages.Abort():
+                return decide_request.abort_operation(batch, message)
+            case messages.Preempt():
+                decide_request.preempt(batch, message)
+            case messages.Resume():
+                decide_request.resume(batch, message)
+            case messages.Finish():
+                decide_request.finish(batch, message)
+            case _:
+                raise UsageError(f"expected a command or a report, got {type(message).__name__}")
+        return None
+
+    def _repeated(self, state: State, message: Message) -> Operation | None:
+        """The operation that this idempotency key already started; the key used for something else is refused."""
+        if isinstance(message, messages.Select):
+            key, what = message.selection.request, selection_digest(message.selection)
+        elif isinstance(message, messages.Retain):
+            key, what = message.request, f"retain-{message.selection_revision}"
+        else:
+            return None
+        request = state.request(key)
+        for known in request.commands if request else ():
+            if known.key == message.idempotency_key:
+                if known.what != what:
+                    reason = f"idempotency key {known.key!r} was used for something else"
+                    raise Refused(key, type(message).__name__, request.describe() if request else "", (), reason)
+                return known.operation
+        return None
+
+    def _refuse(self, message: Message, error: Refused) -> Turn:
+        """The caller's mistake: recorded, and returned for the driver to raise."""
+        batch = Batch(self._state)
+        command = message.cause if isinstance(message, Reserved) else message
+        key = _request_of(command)
+        stream = decide_report.stream_of(self._state, key) if key is not None else POOL
+        batch.emit(
+            e.CommandRefused,
+            stream,
+            command=type(command).__name__,
+            state=error.state,
+            reason=error.reason or str(error),
+        )
+        batch.effects += _give_back(message)
+        refusal = Refusal(what=error.what, reason=error.reason or str(error), legal=error.legal)
+        return self._stage(batch, Turn(outcome="refused", refusal=refusal))
+
+    def _cannot(self, command: Message, error: CannotPlan) -> Turn:
+        """A named refusal that keeps the old residency and may be tried again."""
+        batch = Batch(self._state)
+        key = _request_of(command)
+        if key is None:
+            raise UsageError(f"{type(command).__name__} belongs to no request") from error
+        batch.emit(
+            e.PlanRefused,
+            key,
+            lane=error.lane,
+            reason=error.reason,
+            needed=error.needed,
+            vacant=error.vacant,
+            free=error.free,
+            selection_revision=error.selection_revision,
+        )
+        return self._stage(batch, Turn(outcome="refused", refusal=Refusal(what=error.reason, reason=str(error))))
+
+    # ---- staging
+
+    def _stage(self, batch: Batch, turn: Turn) -> Turn:
+        self._staged = batch.state
+        key = turn.operation.request if turn.operation else None
+        request = batch.state.request(key) if key is not None else None
+        return Turn(
+            outcome=turn.outcome,
+            refusal=turn.refusal,
+            operation=turn.operation,
+            events=tuple(batch.events),
+            effects=tuple(batch.effects),
+            holds_blocks=bool(request and batch.state.ownership.holders(request.key)),
+        )
+
+    def adopt(self, turn: Turn) -> None:
+        """The turn's events are in the log: its state is the state."""
+        if self._staged is None:
+            if turn.events:
+                raise UsageError("no turn is staged")
+            return
+        self._state, self._staged = self._staged, None
+        for event in turn.events:
+            if isinstance(event, e.TailDropped):
+                self.steps.fence(event.request, event.fence)
+            elif isinstance(event, e.FenceOpened):
+                self.steps.forget_fence(event.request, event.fence)
+
+    def discard(self, turn: Turn) -> None:
+        """The log said no: nothing happened."""
+        self._staged = None
+
+    # ---- steps
+
+    def begin_step(self, requests: Iterable[RequestKey]) -> tuple[int, dict[RequestKey, HandedOut]]:
+        """Hand out each request's current generation and tail; committed generations only."""
+        handed = {}
+        for key in requests:
+            request = self._state.request(key)
+            if request is None or request.life != "RUNNING":
+                state = request.describe() if request else "no such request"
+                raise Refused(key, "begin_step", state, (), "only a running request is stepped")
+            view = request.view
+            handed[key] = HandedOut(
+                generation=request.current,
+                row=view.row if view else HOLE,
+                tail=tuple(block.logical for block in request.tail),
+            )
+        return self.steps.begin(handed), handed
+
+    def end_step(self, number: int) -> Turn:
+        """Every rank has finished the step: what only it held back is retired."""
+        if self._staged is not None:
+            raise UsageError("a turn is staged: adopt or discard it before the step ends")
+        batch = Batch(self._state)
+        for key in self.steps.end(number):
+            if batch.state.request(key) is not None:
+                settle(batch, self._context, key)
+                release(batch, key)
+        return self._stage(batch, Turn(outcome="accepted"))
+
+    def pending(self, key: RequestKey | None = None) -> list[str]:
+        """Reasons why something is still held, in words; empty when all is settled."""
+        requests = self._state.requests.values() if key is None else filter(None, [self._state.request(key)])
+        return [reason for request in requests for reason in _pending(self._state, request, self.steps)]
+
+
+def _request_of(message: Message) -> RequestKey | None:
+    match message:
+        case messages.Select():
+            return message.selection.request
+        case messages.Abort():
+            return message.operation.request
+        case messages.OpenRequest():
+            return None
+        case messages.Done() | messages.Acknowledged():
+            return message.operation.request
+        case messages.Reserved():
+            return _request_of(message.cause)
+        case _:
+            return message.request
+
+
+def _give_back(message: Message) -> list[Effect]:
+    """Blocks that were reserved for a plan which did not come about."""
+    if not isinstance(message, Reserved) or message.device is None:
+        return []
+    return [Release(device=message.device, cpu=message.cpu_full + message.cpu_copy)]
+
+
+def _pending(state: State, request: RequestState, steps: OpenSteps) -> list[str]:
+    name, reasons = request.key.request_id, []
+    for opened in request.open_operations():
+        silent = sorted({rank for rank, _ in opened.ranks} - {rank for rank, _ in opened.outcomes})
+        waits = f"ranks {silent} have not reported" if silent else "the producer has not acknowledged"
+        reasons.append(f"{name}: {opened.lane} operation {opened.operation.operation_id} is open: {waits}")
+    for opened in request.settling:
+        silent = sorted({rank for rank, _ in opened.ranks} - {rank for rank, _ in opened.outcomes})
+        reasons.append(f"{name}: operation {opened.operation.operation_id} settles: ranks {silent} are not terminal")
+    for view in request.views:
+        if view.generation != request.current:
+            reasons.append(f"{name}: view {view.generation} is read by steps {steps.open_numbers(request.key)}")
+    reasons += [f"{name}: fence {fence} waits for steps {steps.open_numbers(request.key)}" for fence in request.fences]
+    return reasons

@@ -1,0 +1,114 @@
+"""Reports: what a rank or the producer says becomes a fact only after the decision table has judged it."""
+
+from typing import Literal
+
+from kvsweep.ledger import events as e
+from kvsweep.ledger.acks import Ack, Verdict, judge
+from kvsweep.ledger.event_base import Measured
+from kvsweep.ledger.ids import POOL, RequestKey
+from kvsweep.ledger.messages import Acknowledged, Done
+from kvsweep.ledger.state import State
+from kvsweep.runtime.advance import abort
+from kvsweep.runtime.batch import Batch
+
+ReportOutcome = Literal["accepted", "repeated", "ignored", "refused"]
+
+
+def stream_of(state: State, key: RequestKey) -> RequestKey:
+    """Stream in which a report about this request is recorded: its latest life, or the pool's."""
+    known = state.requests.get(key.request_id)
+    return known.key if known is not None else POOL
+
+
+def done(batch: Batch, report: Done) -> tuple[ReportOutcome, Verdict]:
+    """Judge a rank's terminal word and record it."""
+    ack = Ack(operation=report.operation, rank=report.rank, process_epoch=report.process_epoch, outcome=report.outcome)
+    verdict = judge(batch.state, ack)
+    if verdict.kind in ("duplicate", "stale", "future", "conflict"):
+        return _record(batch, ack, verdict), verdict
+    key = report.operation.request
+    if verdict.kind == "applied":
+        _apply(batch, report)
+        return "accepted", verdict
+    if verdict.kind == "aborts":
+        request = batch.request(key)
+        lanes = {"upload": request.upload, "retain": request.retain, "store": request.store}
+        name = next(name for name, lane in lanes.items() if lane.open and lane.open.operation == report.operation)
+        abort(batch, key, name, f"rank {report.rank} {report.outcome}")
+    batch.emit(
+        e.TransferSettled,
+        key,
+        operation=report.operation,
+        rank=report.rank,
+        process_epoch=report.process_epoch,
+        outcome=report.outcome,
+    )
+    return "accepted", verdict
+
+
+def _apply(batch: Batch, report: Done) -> None:
+    request = batch.request(report.operation.request)
+    same = {
+        "operation": report.operation,
+        "rank": report.rank,
+        "process_epoch": report.process_epoch,
+        "measured": Measured(wait_s=report.wait_s),
+    }
+    if request.upload.open and request.upload.open.operation == report.operation:
+        batch.emit(
+            e.RankTransferred,
+            request.key,
+            h2d_bytes=report.h2d_bytes,
+            unpack_bytes=report.unpack_bytes,
+            table_updates=report.table_updates,
+            **same,
+        )
+    elif request.retain.open and request.retain.open.operation == report.operation:
+        batch.emit(
+            e.TablesApplied,
+            request.key,
+            resident_moved_bytes=report.resident_moved_bytes,
+            table_updates=report.table_updates,
+            **same,
+        )
+    else:
+        batch.emit(e.RankStored, request.key, d2h_bytes=report.d2h_bytes, **same)
+
+
+def _record(batch: Batch, ack: Ack, verdict: Verdict) -> ReportOutcome:
+    """Each outcome is itself recorded; none changes what the ACK speaks of."""
+    same = {
+        "operation": ack.operation,
+        "rank": ack.rank,
+        "process_epoch": ack.process_epoch,
+        "outcome": ack.outcome,
+        "verdict": verdict.kind,
+        "rule": verdict.rule,
+    }
+    stream = stream_of(batch.state, ack.operation.request)
+    if verdict.kind in ("duplicate", "stale"):
+        batch.emit(e.AckIgnored, stream, **same)
+        return "repeated" if verdict.kind == "duplicate" else "ignored"
+    batch.emit(e.AckRefused, stream, expected=verdict.expected, got=verdict.got, **same)
+    return "refused"
+
+
+def acknowledged(batch: Batch, report: Acknowledged) -> ReportOutcome:
+    """The producer's word: closes the lane that waits for it; anything else is old."""
+    request = batch.state.request(report.operation.request)
+    current = report.process_epoch == batch.state.pool.producer_epoch
+    if request is not None and current:
+        for lane, phases, kind in (
+            (request.upload, ("PUBLISHED", "COMMITTED"), e.UploadAcknowledged),
+            (request.retain, ("RETIRED",), e.RetainAcknowledged),
+        ):
+            if lane.open is not None and lane.open.operation == report.operation and lane.phase in phases:
+                fields = {"cpu_gather_bytes": report.cpu_gather_bytes} if kind is e.UploadAcknowledged else {}
+                batch.emit(kind, request.key, operation=report.operation, process_epoch=report.process_epoch, **fields)
+                return "accepted"
+    ack = Ack(operation=report.operation, rank=PRODUCER, process_epoch=report.process_epoch, outcome="acknowledged")
+    return _record(batch, ack, Verdict(kind="stale", rule="no lane waits for this producer acknowledgement"))
+
+
+PRODUCER = -1
+"""Stands for the producer where a verdict names a rank."""

@@ -1,0 +1,163 @@
+"""A request's life and its tail: open, register, room for new blocks, sealing and storing, preempt, resume, finish."""
+
+import numpy as np
+
+from kvsweep.ledger import events as e
+from kvsweep.ledger.errors import Busy, Refused
+from kvsweep.ledger.ids import HOLE, Operation, RequestKey, Rows, int32_bytes, int32_view
+from kvsweep.ledger.messages import (
+    Abort,
+    Finish,
+    OpenRequest,
+    OpenTail,
+    Preempt,
+    RegisterSources,
+    Reserve,
+    Reserved,
+    Resume,
+    SealTail,
+    StoreBlocks,
+)
+from kvsweep.ledger.phases import ABORTABLE
+from kvsweep.ledger.state import RequestState, State
+from kvsweep.runtime.advance import Context, abort, abort_what_can_turn_back, drop_tail, floor
+from kvsweep.runtime.batch import Batch
+from kvsweep.runtime.decide_upload import CannotPlan, next_operation
+
+
+def key_of_new(state: State, request_id: str) -> RequestKey:
+    """The next life of this id. The epoch is the coordinator's to give."""
+    known = state.requests.get(request_id)
+    return RequestKey(request_id, 1 + (known.key.request_epoch if known else state.pool.epoch_floor))
+
+
+def open_request(batch: Batch, context: Context, command: OpenRequest) -> None:
+    limit = context.settings.limits.open_requests
+    living = len(batch.state.requests) - len(batch.state.pool.closed)
+    if living >= limit:
+        raise Busy("open requests", limit)
+    known = batch.state.requests.get(command.request_id)
+    if known is not None and known.life != "CLOSED":
+        raise Refused(known.key, "OpenRequest", known.describe(), (), "the earlier life is not closed")
+    batch.emit(
+        e.RequestOpened,
+        key_of_new(batch.state, command.request_id),
+        pool_generation=batch.state.pool.pool_generation,
+        rows=context.settings.retain.table_rows,
+    )
+
+
+def register(batch: Batch, command: RegisterSources) -> None:
+    batch.emit(e.SourcesRegistered, command.request, logical=command.logical, source=command.source)
+
+
+def open_tail(batch: Batch, command: OpenTail, reserved: Reserved | None) -> Reserve | None:
+    """One new block a group for every logical block that has none yet, up to and without `until`."""
+    request, layout = batch.request(command.request), batch.state.pool.layout
+    start = max([len(request.source) // 4, *(block.logical + 1 for block in request.tail)])
+    missing = list(range(start, command.until))
+    if not missing:
+        return None
+    if reserved is None:
+        return Reserve(cause=command, device=(len(missing),) * layout.groups, cpu_full=0, cpu_copy=0)
+    if reserved.device is None:
+        raise CannotPlan("store", "no_space", len(missing), 0, reserved.free)
+    blocks = np.stack([int32_view(group) for group in reserved.device])
+    for at, logical in enumerate(missing):
+        batch.emit(e.TailOpened, request.key, logical=logical, physical_by_group=int32_bytes(blocks[:, at]))
+    return None
+
+
+def seal_tail(batch: Batch, command: SealTail, reserved: Reserved | None) -> Operation | Reserve | None:
+    """Seal what is confirmed, store what is sealed, and let windows slide."""
+    key, layout = command.request, batch.state.pool.layout
+    request = batch.request(key)
+    whole = command.confirmed_tokens // layout.block_size
+    sealable = [block.logical for block in request.tail if block.phase == "open" and block.logical < whole]
+    dirty = [block.logical for block in request.tail if block.phase == "dirty"] + sealable
+    store = bool(dirty) and request.store.phase == "IDLE"
+    if store and reserved is None:
+        return Reserve(cause=command, device=(0,) * layout.groups, cpu_full=len(dirty), cpu_copy=0)
+    for logical in sealable:
+        batch.emit(e.TailSealed, key, logical=logical)
+    _slide_windows(batch, key, command.confirmed_tokens)
+    if not store or reserved is None:
+        return None
+    if reserved.device is None:
+        batch.emit(e.PlanRefused, key, lane="store", reason="no_space", needed=len(dirty), vacant=0, free=reserved.free)
+        return None
+    return _store(batch, batch.request(key), sorted(dirty), reserved.cpu_full)
+
+
+def _store(batch: Batch, request: RequestState, logical: list[int], sources: bytes) -> Operation:
+    layout, ranks = batch.state.pool.layout, batch.state.pool.ranks
+    operation = next_operation(batch.state, request)
+    cpu = dict(zip(logical, int32_view(sources).tolist(), strict=True))
+    blocks = [block for block in request.tail if block.logical in cpu]
+    areas, targets = {}, {}
+    for layer in layout.layers:
+        present = [block for block in blocks if block.physical[layer.group] != HOLE]
+        areas[layer.layer] = np.asarray([block.physical[layer.group] for block in present], dtype=np.int32)
+        targets[layer.layer] = np.asarray([cpu[block.logical] for block in present], dtype=np.int32)
+    batch.emit(
+        e.StoreStarted, request.key, operation=operation, logical=int32_bytes(logical), source=sources, ranks=ranks
+    )
+    batch.effect(
+        StoreBlocks(
+            operation=operation,
+            ranks=ranks,
+            source=Rows.of(areas),
+            destination=Rows.of(targets),
+            floor=floor(batch.state),
+        )
+    )
+    return operation
+
+
+def _slide_windows(batch: Batch, key: RequestKey, confirmed_tokens: int) -> None:
+    """Stored blocks that no later query can see leave a sliding-window group's tail: a retirement like any other."""
+    request, layout = batch.request(key), batch.state.pool.layout
+    for group in range(layout.groups):
+        if layout.group_kind(group) != "sliding":
+            continue
+        oldest_seen = confirmed_tokens - layout.window_tokens(group) + 1
+        out = [
+            block.logical
+            for block in request.tail
+            if block.phase == "clean"
+            and block.physical[group] != HOLE
+            and (block.logical + 1) * layout.block_size <= oldest_seen
+        ]
+        drop_tail(batch, key, group, out)
+
+
+def preempt(batch: Batch, command: Preempt) -> None:
+    """The view goes, the CPU keeps what was stored; what was written and not yet sealed is declared lost."""
+    key = command.request
+    abort_what_can_turn_back(batch, key, ("upload", "retain"), "preempted")
+    batch.emit(e.RequestPreempted, key)
+    for block in batch.request(key).tail:
+        if block.phase == "open":
+            batch.emit(e.BlockLost, key, logical=block.logical, reason="preempted before it was sealed")
+
+
+def resume(batch: Batch, command: Resume) -> None:
+    batch.emit(e.RequestResumed, command.request)
+
+
+def finish(batch: Batch, command: Finish) -> None:
+    abort_what_can_turn_back(batch, command.request, ("upload", "retain", "store"), "finished")
+    batch.emit(e.RequestFinished, command.request)
+
+
+def abort_operation(batch: Batch, command: Abort) -> Operation:
+    """Legal until the commit; a commit already recorded stands."""
+    request = batch.request(command.operation.request)
+    for name in ("upload", "retain", "store"):
+        lane = {"upload": request.upload, "retain": request.retain, "store": request.store}[name]
+        if lane.open is not None and lane.open.operation == command.operation:
+            if lane.phase not in ABORTABLE[name]:
+                raise Refused(request.key, "Abort", request.describe(), (), f"{name} has committed")
+            abort(batch, request.key, name, command.reason)
+            return command.operation
+    raise Refused(request.key, "Abort", request.describe(), (), f"{command.operation} is not open")

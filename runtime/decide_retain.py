@@ -1,0 +1,137 @@
+"""Retain: build the new view from kept slots and adopted tail blocks by remap, move or pack; start it in one batch."""
+
+import numpy as np
+
+from kvsweep.ledger import events as e
+from kvsweep.ledger.change import joined
+from kvsweep.ledger.errors import PoolExhausted, Refused
+from kvsweep.ledger.ids import HOLE, Int32, Logical, Operation, Physical, Rows, Slot, int32_view
+from kvsweep.ledger.messages import MoveBlocks, Reserve, Reserved, Retain
+from kvsweep.ledger.state import RequestState
+from kvsweep.runtime.advance import Context, floor
+from kvsweep.runtime.batch import Batch
+from kvsweep.runtime.decide_upload import CannotPlan, free_row, ids_bytes, next_operation
+from kvsweep.runtime.retain_plan import RetainPlan, plan_pack, plan_retain, union_keep
+
+
+def retain(batch: Batch, context: Context, command: Retain, reserved: Reserved | None) -> Operation | Reserve:
+    request, layout = batch.request(command.request), batch.state.pool.layout
+    settings = context.settings.retain
+    keep, union = command.keep, False
+    _check_keep(request, keep, layout.active_layers)
+    if settings.union and not command.pack and _one_table(request, command):
+        keep, union = union_keep(keep, _slot_counts(request, keep)), True
+    table = _table(batch, request, keep, command.adopt)
+    row = free_row(batch.state, request, "retain")
+    if command.pack:
+        try:
+            plan = plan_pack(table, batch.state.ownership, request.key, layout)
+        except PoolExhausted as error:
+            raise CannotPlan("retain", "no_space", error.wanted, error.free, 0) from error
+    else:
+        plan = plan_retain(table, keep, batch.state.ownership, request.key, layout, layer_tables=settings.layer_tables)
+    if reserved is None and any(plan.new_blocks):
+        return Reserve(cause=command, device=plan.new_blocks, cpu_full=0, cpu_copy=0)
+    if reserved is not None and reserved.device is None:
+        raise CannotPlan("retain", "no_space", sum(plan.new_blocks), 0, reserved.free)
+    new = reserved.device if reserved is not None and reserved.device is not None else (b"",) * layout.groups
+    moved_to = plan.targets(tuple(int32_view(blocks) for blocks in new), layout)
+    return _send(batch, command, plan, moved_to, row, new, union=union)
+
+
+def _send(
+    batch: Batch,
+    command: Retain,
+    plan: RetainPlan,
+    moved_to: Rows[Physical],
+    row: int,
+    new: tuple[bytes, ...],
+    *,
+    union: bool,
+) -> Operation:
+    request = batch.request(command.request)
+    operation = next_operation(batch.state, request)
+    batch.emit(
+        e.RetainPlanned,
+        request.key,
+        operation=operation,
+        generation=request.next_generation,
+        mode=plan.mode,
+        attention="union" if union else "same",
+        keep=plan.keep,
+        adopted=command.adopt,
+        moved_from=plan.moved_from,
+        moved_to=moved_to,
+        row=row,
+        reserved=new,
+        selection_revision=command.selection_revision,
+        idempotency_key=command.idempotency_key,
+    )
+    ranks = batch.state.pool.ranks
+    opened = batch.request(request.key).retain.open
+    if opened is None:
+        raise LookupError(f"{operation} is not open")
+    size = ids_bytes(plan.moved_from, moved_to, opened.table) * len(ranks)
+    # The row was free, so nobody reads it: no wait lies between the plan and its sending.
+    batch.emit(e.ReadersDrained, request.key, operation=operation, row=row, ranks=ranks, metadata_bytes=size)
+    batch.effect(
+        MoveBlocks(
+            operation=operation,
+            ranks=ranks,
+            generation=opened.generation,
+            row=row,
+            mode=plan.mode,
+            source=plan.moved_from,
+            destination=moved_to,
+            table=opened.table,
+            floor=floor(batch.state),
+        )
+    )
+    return operation
+
+
+def _check_keep(request: RequestState, keep: Rows[Slot], layers: tuple[int, ...]) -> None:
+    if keep.layers.tolist() != list(layers):
+        _refuse(request, f"keep: expected a row for each active layer {list(layers)}, got {keep.layers.tolist()}")
+    counts = _slot_counts(request, keep)
+    for layer, slots in keep.items():
+        if slots.size and (
+            int(slots[0]) < 0 or int(slots[-1]) >= counts[layer] or bool(np.any(slots[1:] <= slots[:-1]))
+        ):
+            _refuse(request, f"keep[{layer}]: expected ascending slots in [0, {counts[layer]}), got {slots.tolist()}")
+
+
+def _refuse(request: RequestState, reason: str) -> None:
+    raise Refused(request.key, "Retain", request.describe(), (), reason)
+
+
+def _slot_counts(request: RequestState, keep: Rows[Slot]) -> dict[int, int]:
+    view = request.view
+    return {layer: int(view.logical.row(layer).size) if view else 0 for layer in keep.layers.tolist()}
+
+
+def _one_table(request: RequestState, command: Retain) -> bool:
+    """Whether all layers read the same physical row now and adopt alike: what a union needs."""
+    view = request.view
+    rows = [ids.tobytes() for _, ids in view.physical.items()] if view else []
+    adopts = [ids.tobytes() for _, ids in command.adopt.items()]
+    return len(set(rows)) <= 1 and len(set(adopts)) <= 1
+
+
+def _table(batch: Batch, request: RequestState, keep: Rows[Slot], adopt: Rows[Logical]) -> dict[int, Int32]:
+    """layer -> physical ids of kept slots, then of adopted tail blocks."""
+    view = request.view
+    groups = {layer.layer: layer.group for layer in batch.state.pool.layout.layers}
+    kept: dict[int, Int32] = {}
+    for layer, slots in keep.items():
+        kept[layer] = view.physical.row(layer)[slots] if view else np.empty(0, dtype=np.int32)
+    areas: dict[int, Int32] = {}
+    for layer, ids in adopt.items():
+        group = groups[layer]
+        clean = {b.logical: b.physical[group] for b in request.tail if b.phase == "clean" and b.physical[group] != HOLE}
+        missing = sorted(set(ids.tolist()) - set(clean))
+        if missing:
+            _refuse(request, f"adopt[{layer}]: expected clean tail blocks {sorted(clean)}, got {missing}")
+        areas[layer] = np.asarray([clean[logical] for logical in ids.tolist()], dtype=np.int32)
+    rows: Rows[Physical] = Rows.of(kept)
+    return joined(rows, Rows.of(areas))

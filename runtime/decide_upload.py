@@ -1,0 +1,178 @@
+"""Select: plan the difference, then either publish a keep map (zero bytes) or start one transfer, in one batch."""
+
+import hashlib
+
+import msgspec
+import numpy as np
+
+from kvsweep.ledger import events as e
+from kvsweep.ledger.event_base import LaneName, SourceKind
+from kvsweep.ledger.ids import Operation, Physical, RequestKey, Rows, Slot, Source, int32_view
+from kvsweep.ledger.messages import BlockSelection, Gather, PublishKeepMap, Reserve, Reserved, Select, Transfer
+from kvsweep.ledger.state import RequestState, State
+from kvsweep.runtime.advance import Context, floor
+from kvsweep.runtime.batch import Batch
+from kvsweep.runtime.destinations import place
+from kvsweep.runtime.upload_plan import check_selection, keep_slots, plan_upload, sources_of
+
+
+class CannotPlan(Exception):
+    """A plan lacks something that may come back later: recorded as PlanRefused, the old residency is kept."""
+
+    def __init__(
+        self, lane: LaneName, reason: str, needed: int, vacant: int, free: int, *, selection_revision: int = 0
+    ) -> None:
+        self.lane, self.reason, self.needed, self.vacant, self.free = lane, reason, needed, vacant, free
+        self.selection_revision = selection_revision
+        super().__init__(f"{lane}: {reason} (needed {needed}, vacant {vacant}, free {free})")
+
+
+def selection_digest(selection: BlockSelection) -> str:
+    """SHA-256 of the whole selection: what the log names instead of scores and tails."""
+    return hashlib.sha256(msgspec.msgpack.encode(selection, order="deterministic")).hexdigest()
+
+
+def next_operation(state: State, request: RequestState) -> Operation:
+    return Operation(
+        request=request.key,
+        operation_id=state.pool.next_operation_id,
+        pool_generation=state.pool.pool_generation,
+        map_revision=request.map_revision,
+    )
+
+
+def free_row(state: State, request: RequestState, lane: LaneName) -> int:
+    """A table row that nobody holds; never picked by parity."""
+    taken = state.ownership.rows(request.key)
+    free = [row for row in range(request.rows) if row not in taken]
+    if not free:
+        raise CannotPlan(lane, "no_row", 1, 0, 0, selection_revision=request.selection_revision)
+    return free[0]
+
+
+def ids_bytes(*rows: Rows[Source] | Rows[Physical] | Rows[Slot]) -> int:
+    """Bytes of ids in a message."""
+    return sum(len(row.layer_bytes) + len(row.row_ptr_bytes) + len(row.id_bytes) for row in rows)
+
+
+def select(batch: Batch, context: Context, command: Select, reserved: Reserved | None) -> Operation | Reserve:
+    selection, settings = command.selection, context.settings
+    request, layout = batch.request(selection.request), batch.state.pool.layout
+    check_selection(request, selection, layout)
+    plan = plan_upload(request, selection, layout, shared_table=not settings.retain.layer_tables)
+    if plan.upload.size == 0:
+        return _publish(batch, command)
+    sources = sources_of(request, plan.upload)
+    if sources is None:
+        raise CannotPlan(
+            "upload", "invalid_source", plan.upload.size, 0, 0, selection_revision=selection.selection_revision
+        )
+    row = free_row(batch.state, request, "upload")
+    counts = dict(zip(plan.upload.layers.tolist(), plan.upload.counts.tolist(), strict=True))
+    placement = place(batch.state.ownership, request.key, counts, layout, shared_table=not settings.retain.layer_tables)
+    copies = max(counts.values()) if settings.source.kind == "copy" else 0
+    if reserved is None and (any(placement.new_blocks) or copies):
+        return Reserve(cause=command, device=placement.new_blocks, cpu_full=0, cpu_copy=copies)
+    if reserved is not None and reserved.device is None:
+        raise CannotPlan(
+            "upload",
+            "no_space",
+            sum(placement.new_blocks) + copies,
+            placement.vacant,
+            reserved.free,
+            selection_revision=selection.selection_revision,
+        )
+    new = reserved.device if reserved is not None and reserved.device is not None else (b"",) * layout.groups
+    copied = reserved.cpu_copy if reserved is not None else b""
+    destination = placement.areas(tuple(int32_view(blocks) for blocks in new), layout)
+    _begin(batch, command)
+    operation = next_operation(batch.state, request)
+    batch.emit(
+        e.UploadPlanned,
+        request.key,
+        operation=operation,
+        generation=request.next_generation,
+        kind=plan.kind,
+        source_kind=settings.source.kind,
+        logical=plan.upload,
+        common_new_slots=plan.common_new_slots,
+        pad=plan.pad if plan.pad.size else None,
+    )
+    read = sources
+    if copies:
+        read = _copies(sources, copied)
+        batch.effect(Gather(operation=operation, source=sources, destination=read))
+    batch.emit(
+        e.BlocksLeased,
+        request.key,
+        operation=operation,
+        source=read,
+        destination=destination,
+        adopted=plan.adopted,
+        row=row,
+        reserved=new,
+        copies=copied,
+    )
+    _send(batch, request.key, operation, read, settings.source.kind)
+    return operation
+
+
+def _begin(batch: Batch, command: Select) -> None:
+    selection = command.selection
+    batch.emit(
+        e.BlocksSelected,
+        selection.request,
+        selection_revision=selection.selection_revision,
+        digest=selection_digest(selection),
+        whole_blocks=selection.whole_blocks,
+        effective_budget_blocks=selection.effective_budget_blocks,
+        idempotency_key=command.idempotency_key,
+    )
+
+
+def _publish(batch: Batch, command: Select) -> Operation:
+    """Zero bytes: residency stays, the keep map of this revision is published (F1)."""
+    key = command.selection.request
+    _begin(batch, command)
+    request = batch.request(key)
+    operation = next_operation(batch.state, request)
+    keep = keep_slots(request, command.selection.logical_blocks_by_layer)
+    batch.emit(
+        e.KeepMapPublished,
+        key,
+        operation=operation,
+        selection_revision=request.selection_revision,
+        keep=keep,
+        metadata_bytes=ids_bytes(keep),
+    )
+    batch.effect(PublishKeepMap(operation=operation, selection_revision=request.selection_revision, keep=keep))
+    return operation
+
+
+def _copies(sources: Rows[Source], copied: bytes) -> Rows[Source]:
+    """The j-th block of every layer goes to the j-th copy destination, each layer into its own area of it."""
+    blocks = int32_view(copied)
+    ids = [blocks[:count] for count in sources.counts.tolist()]
+    return Rows.from_csr(layers=sources.layers, row_ptr=sources.row_ptr, ids=np.concatenate(ids))
+
+
+def _send(batch: Batch, key: RequestKey, operation: Operation, source: Rows[Source], kind: SourceKind) -> None:
+    ranks = batch.state.pool.ranks
+    opened = batch.request(key).upload.open
+    if opened is None:
+        raise LookupError(f"{operation} is not open")
+    size = ids_bytes(source, opened.destination, opened.table) * len(ranks)
+    batch.emit(e.TransferStarted, key, operation=operation, ranks=ranks, metadata_bytes=size)
+    batch.effect(
+        Transfer(
+            operation=operation,
+            ranks=ranks,
+            generation=opened.generation,
+            row=opened.row,
+            source_kind=kind,
+            source=source,
+            destination=opened.destination,
+            table=opened.table,
+            floor=floor(batch.state),
+        )
+    )

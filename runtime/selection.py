@@ -1,0 +1,98 @@
+"""From block scores to a selection: sink, recent and the best of the rest, in the order (−score, block id)."""
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsweep.kernels.errors import NonFiniteInput
+from kvsweep.kernels.reference import rank_blocks
+from kvsweep.ledger.errors import BudgetError, LayoutError, NonFiniteScore
+from kvsweep.ledger.ids import Logical, RequestKey, Rows, int32_bytes
+from kvsweep.ledger.layout import Layout
+from kvsweep.ledger.messages import BlockSelection
+from kvsweep.runtime.settings import SelectionSettings
+
+Float32 = npt.NDArray[np.float32]
+
+
+def select_blocks(
+    scores: Float32,
+    *,
+    request: RequestKey,
+    revision: int,
+    layout: Layout,
+    policy: SelectionSettings,
+    incumbents: Rows[Logical] | None = None,
+) -> BlockSelection:
+    """Choose whole blocks for every active layer.
+
+    scores      float32[active layers, whole blocks]; whole, confirmed blocks only; finite
+    incumbents  resident blocks per layer: their scores count `incumbent_factor` times (hysteresis)
+    The first `sink_blocks` and the last `recent_blocks` are always in and count in the budget; the selected pool is
+    what lies between. Raises NonFiniteScore(layer, block), LayoutError (shape), BudgetError (on_tight_budget="refuse").
+    """
+    layers = layout.active_layers
+    if scores.ndim != 2 or scores.shape[0] != len(layers) or scores.dtype != np.float32:
+        raise LayoutError(
+            "scores", f"float32 of shape [{len(layers)}, whole blocks]", f"{scores.dtype} of shape {scores.shape}"
+        )
+    whole = scores.shape[1]
+    _refuse_non_finite(scores, layers)
+    sink, recent, budget = effective_budget(whole, policy)
+    ranked = _ranked(_raised(scores, layers, policy, incumbents), policy, sink, whole - recent)
+    chosen = budget - sink - recent
+    protected = np.concatenate((np.arange(sink), np.arange(whole - recent, whole))).astype(np.int32)
+    return BlockSelection(
+        request=request,
+        selection_revision=revision,
+        block_size=layout.block_size,
+        logical_blocks_by_layer=Rows.of(
+            {layer: np.sort(np.concatenate((protected, ranked[row, :chosen]))) for row, layer in enumerate(layers)}
+        ),
+        ranked_tail_by_layer=Rows.of({layer: ranked[row, chosen:] for row, layer in enumerate(layers)}),
+        group_by_layer=int32_bytes([layout.layers[layer].group for layer in layers]),
+        whole_blocks=whole,
+        effective_budget_blocks=budget,
+    )
+
+
+def effective_budget(whole_blocks: int, policy: SelectionSettings) -> tuple[int, int, int]:
+    """(sink, recent, budget) in blocks, as they can be granted for a sequence of this many whole blocks (E7)."""
+    sink = min(policy.sink_blocks, whole_blocks)
+    recent = min(policy.recent_blocks, whole_blocks - sink)
+    budget = int(policy.budget * whole_blocks)
+    if sink + recent > budget:
+        if policy.on_tight_budget == "refuse":
+            raise BudgetError(budget, sink + recent)
+        budget = sink + recent
+    return sink, recent, budget
+
+
+def _refuse_non_finite(scores: Float32, layers: tuple[int, ...]) -> None:
+    """E2 on every whole block, protected ones too: a NaN anywhere means that the scorer is wrong."""
+    try:
+        rank_blocks(np.ascontiguousarray(scores))
+    except NonFiniteInput as error:
+        value = float(scores[error.row, error.column])
+        raise NonFiniteScore(layers[error.row], error.column, value) from error
+
+
+def _raised(
+    scores: Float32, layers: tuple[int, ...], policy: SelectionSettings, incumbents: Rows[Logical] | None
+) -> Float32:
+    """Incumbents' scores raised; a negative score is raised too, not pushed down."""
+    if incumbents is None or policy.incumbent_factor == 1.0:
+        return scores
+    raised = scores.copy()
+    for row, layer in enumerate(layers):
+        blocks = incumbents.row(layer)
+        blocks = blocks[blocks < scores.shape[1]]
+        raised[row, blocks] += np.abs(raised[row, blocks]) * np.float32(policy.incumbent_factor - 1.0)
+    return raised
+
+
+def _ranked(scores: Float32, policy: SelectionSettings, start: int, stop: int) -> npt.NDArray[np.int32]:
+    """Block ids of the selected pool [start, stop), best first, a row an active layer."""
+    pool = scores[:, start:stop]
+    if policy.shared:
+        pool = np.repeat(pool.sum(axis=0, dtype=np.float64).astype(np.float32)[None, :], scores.shape[0], axis=0)
+    return rank_blocks(np.ascontiguousarray(pool)) + np.int32(start)

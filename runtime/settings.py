@@ -1,0 +1,95 @@
+"""The one settings object: frozen, checked, read once. No environment variable is read anywhere else, nor here."""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from kvsweep.ledger.errors import SettingsError
+
+Fraction: TypeAlias = Annotated[float, Meta(gt=0.0, le=1.0)]
+Count: TypeAlias = Annotated[int, Meta(ge=0)]
+Positive: TypeAlias = Annotated[int, Meta(ge=1)]
+Seconds: TypeAlias = Annotated[float, Meta(gt=0.0)]
+
+
+class SelectionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    method: Literal["block", "token"] = "block"  # resolved once at start; both sides hold the same (D3)
+    budget: Fraction = 0.25  # of the whole blocks
+    sink_blocks: Count = 1
+    recent_blocks: Count = 2
+    shared: bool = False  # one list for all layers: a policy, not something that occurs by itself
+    incumbent_factor: Annotated[float, Meta(ge=1.0)] = 1.0  # resident blocks' scores are raised by this: hysteresis
+    on_tight_budget: Literal["record", "refuse"] = "record"  # sink + recent above the budget (E7)
+
+
+class SourceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    kind: Literal["source_only", "copy"] = "source_only"  # offered; the plan still decides by E8
+    allow_copy: bool = False  # a copy pool [K, N) exists and copying is wanted explicitly (D5)
+
+
+class TransferSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    staging_bytes: Positive = 64 * 2**20  # a rank, over all slots
+    staging_slots: Annotated[int, Meta(ge=1)] = 2
+    deadline_s: Seconds = 5.0  # then the operation is aborted; nothing is freed by time
+
+
+class RetainSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    layer_tables: bool = True  # the attention backend reads one table a layer; false: one table a group, bytes move
+    union: bool = False  # keep the union of the layers' slots under a shared table: labelled as not the same attention
+    pack: Literal["auto", "never"] = "auto"
+    table_rows: Annotated[int, Meta(ge=2)] = 3
+
+
+class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    open_requests: Positive = 1024
+    open_steps: Positive = 64
+    mailbox: Positive = 4096  # posted messages not yet handled
+
+
+class LogSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    url: str  # "sqlite:PATH" or "memory:": losing a ledger or littering a directory must be a choice
+    digest_every: Positive = 200  # events between recorded digests
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    log: LogSettings
+    selection: SelectionSettings = SelectionSettings()
+    source: SourceSettings = SourceSettings()
+    transfer: TransferSettings = TransferSettings()
+    retain: RetainSettings = RetainSettings()
+    limits: LimitSettings = LimitSettings()
+    seed: Count = 20260916  # simulation and demo only: serving draws nothing
+
+    @classmethod
+    def load(cls, source: str | Path | Mapping[str, Any]) -> "Settings":
+        """From a TOML file or a mapping. Raises SettingsError with the path of the field."""
+        if isinstance(source, Mapping):
+            return _checked(dict(source), cls)
+        try:
+            return _checked(tomllib.loads(Path(source).read_text(encoding="utf-8")), cls)
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise SettingsError(str(source), "a readable TOML file", str(error)) from error
+
+    @classmethod
+    def of(cls, **fields: Any) -> "Settings":
+        """From keyword arguments, through the same check as a file."""
+        return cls.load(fields)
+
+
+def _checked(data: dict[str, Any], kind: type[Settings]) -> Settings:
+    try:
+        settings = msgspec.convert(msgspec.to_builtins(data), kind)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `")
+        raise SettingsError(path.rstrip("`") or "$", "a field and value of the settings table", message) from error
+    if settings.source.kind == "copy" and not settings.source.allow_copy:
+        raise SettingsError("$.source.kind", "source_only unless $.source.allow_copy is true", "copy")
+    if settings.selection.method == "token" and not settings.source.allow_copy:
+        raise SettingsError("$.selection.method", "block unless $.source.allow_copy is true", "token")
+    if settings.retain.union and settings.retain.layer_tables:
+        raise SettingsError("$.retain.union", "false where every layer has its own table", "true")
+    return settings

@@ -1,0 +1,64 @@
+"""Open steps: which generation and which tail each was handed. Not logged; what they hold back is (BlocksRetired)."""
+
+from msgspec import Struct
+
+from kvsweep.ledger.errors import Busy, UsageError
+from kvsweep.ledger.ids import RequestKey
+
+
+class HandedOut(Struct, frozen=True, kw_only=True):
+    """What a step reads of one request: one committed generation and the tail as it was."""
+
+    generation: int
+    row: int
+    tail: tuple[int, ...]  # logical blocks of the tail
+
+
+class OpenSteps:
+    """A set of open steps a generation; no counters and no watermark, since steps end in any order."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._open: dict[int, dict[RequestKey, HandedOut]] = {}
+        self._fences: dict[tuple[RequestKey, int], set[int]] = {}
+        self._next = 1
+
+    def begin(self, handed: dict[RequestKey, HandedOut]) -> int:
+        if len(self._open) >= self.limit:
+            raise Busy("open steps", self.limit)
+        number = self._next
+        self._next += 1
+        self._open[number] = handed
+        return number
+
+    def end(self, number: int) -> tuple[RequestKey, ...]:
+        """Forget the step; returns the requests it read. A step ends once."""
+        if number not in self._open:
+            raise UsageError(f"step {number}: expected one of the open steps {sorted(self._open)}")
+        for waiting in self._fences.values():
+            waiting.discard(number)
+        return tuple(self._open.pop(number))
+
+    def reads(self, request: RequestKey, generation: int) -> bool:
+        """Whether an open step was handed this generation."""
+        return any(request in handed and handed[request].generation == generation for handed in self._open.values())
+
+    def writes(self, request: RequestKey) -> bool:
+        """Whether an open step was handed the request's tail: it may read or write it."""
+        return any(request in handed for handed in self._open.values())
+
+    def fence(self, request: RequestKey, number: int) -> None:
+        """Bind a new fence to every step that is open on the request now."""
+        self._fences[(request, number)] = {step for step, handed in self._open.items() if request in handed}
+
+    def fence_is_quiet(self, request: RequestKey, number: int) -> bool:
+        return not self._fences.get((request, number))
+
+    def forget_fence(self, request: RequestKey, number: int) -> None:
+        self._fences.pop((request, number), None)
+
+    def open_numbers(self, request: RequestKey) -> tuple[int, ...]:
+        return tuple(number for number, handed in self._open.items() if request in handed)
+
+    def __len__(self) -> int:
+        return len(self._open)

@@ -1,0 +1,143 @@
+"""What a selection has to upload over what is held, and from which CPU blocks."""
+
+import numpy as np
+from msgspec import Struct
+
+from kvsweep.kernels.csr import Csr
+from kvsweep.kernels.reference import plan_diff
+from kvsweep.ledger.errors import Refused
+from kvsweep.ledger.event_base import PlanKind
+from kvsweep.ledger.ids import HOLE, Int32, Logical, Rows, Slot, Source, int32_view
+from kvsweep.ledger.layout import Layout
+from kvsweep.ledger.messages import BlockSelection
+from kvsweep.ledger.state import RequestState
+
+
+class BlockDiffPlan(Struct, frozen=True, kw_only=True):
+    """Contract D1's diff plan. `upload` and `pad` are ascending; nothing wanted is ever truncated."""
+
+    kind: PlanKind
+    upload: Rows[Logical]
+    new_blocks_per_layer: Int32
+    common_new_slots: int
+    pad: Rows[Logical]
+    adopted: Rows[Logical]  # clean tail blocks that are wanted: no copy
+
+
+def clean_tail(request: RequestState, layout: Layout, layer: int) -> Int32:
+    """Logical blocks whose clean tail block still stands in the layer's group, ascending."""
+    group = layout.layers[layer].group
+    clean = [block.logical for block in request.tail if block.phase == "clean" and block.physical[group] != HOLE]
+    return np.asarray(sorted(clean), dtype=np.int32)
+
+
+def adoptable(request: RequestState, wanted: Rows[Logical], layout: Layout, *, shared_table: bool) -> Rows[Logical]:
+    """Wanted blocks that stand clean in the tail. A shared table can adopt only what every layer of the group wants."""
+    rows = {}
+    for layer, ids in wanted.items():
+        found = np.intersect1d(clean_tail(request, layout, layer), ids)
+        if shared_table:
+            for other in layout.group_layers(layout.layers[layer].group):
+                found = np.intersect1d(found, wanted.row(other))
+        rows[layer] = found.astype(np.int32)
+    return Rows.of(rows)
+
+
+def plan_upload(
+    request: RequestState, selection: BlockSelection, layout: Layout, *, shared_table: bool
+) -> BlockDiffPlan:
+    """Diff of the selection against the view and the adoptable tail (E3 – E6), padded where one table serves all."""
+    want, view = selection.logical_blocks_by_layer, request.view
+    adopted = adoptable(request, want, layout, shared_table=shared_table)
+    held = []
+    for layer in want.layers.tolist():
+        resident = view.logical.row(layer) if view else np.empty(0, dtype=np.int32)
+        held.append(np.concatenate((resident, np.setdiff1d(adopted.row(layer), resident).astype(np.int32))))
+    tail = [_with_source(request, ids) for _, ids in selection.ranked_tail_by_layer.items()]
+    plan = plan_diff(
+        Csr(want.row_ptr, want.ids),
+        Csr.of(tail),
+        Csr.of(held),
+        sequence_blocks=selection.whole_blocks,
+        shared_table=shared_table,
+    )
+    if plan.kind == "full":
+        adopted = Rows.of(dict.fromkeys(want.layers.tolist(), np.empty(0, dtype=np.int32)))
+    return BlockDiffPlan(
+        kind=plan.kind,
+        upload=Rows.from_csr(layers=want.layers, row_ptr=plan.upload.row_ptr, ids=plan.upload.ids),
+        new_blocks_per_layer=plan.new_per_row,
+        common_new_slots=plan.common_new_slots,
+        pad=Rows.from_csr(layers=want.layers, row_ptr=plan.pad.row_ptr, ids=plan.pad.ids),
+        adopted=_not_resident(request, adopted),
+    )
+
+
+def _with_source(request: RequestState, ids: Int32) -> Int32:
+    """Padding uses existing valid KV only (E5): candidates without a valid CPU block are no candidates."""
+    sources = int32_view(request.source)
+    known = ids < sources.size
+    known[known] = sources[ids[known]] != HOLE
+    return ids[known]
+
+
+def _not_resident(request: RequestState, adopted: Rows[Logical]) -> Rows[Logical]:
+    view = request.view
+    if view is None:
+        return adopted
+    return Rows.of(
+        {layer: np.setdiff1d(ids, view.logical.row(layer)).astype(np.int32) for layer, ids in adopted.items()}
+    )
+
+
+def sources_of(request: RequestState, upload: Rows[Logical]) -> Rows[Source] | None:
+    """The request's own valid CPU block of each uploaded block, row for row; None where one has none."""
+    sources = int32_view(request.source)
+    ids = upload.ids
+    if ids.size and int(ids.max()) >= sources.size:
+        return None
+    found = sources[ids]
+    if bool(np.any(found == HOLE)):
+        return None
+    return Rows.from_csr(layers=upload.layers, row_ptr=upload.row_ptr, ids=found)
+
+
+def keep_slots(request: RequestState, wanted: Rows[Logical]) -> Rows[Slot]:
+    """Slots of the current view that hold wanted blocks, in resident order."""
+    view, rows = request.view, {}
+    for layer, ids in wanted.items():
+        resident = view.logical.row(layer) if view else np.empty(0, dtype=np.int32)
+        rows[layer] = np.flatnonzero(np.isin(resident, ids)).astype(np.int32)
+    return Rows.of(rows)
+
+
+def check_selection(request: RequestState, selection: BlockSelection, layout: Layout) -> None:
+    """Whole-block alignment at block level (A1, E8): what passes can be named by source id instead of gathered."""
+
+    def refuse(reason: str) -> None:
+        raise Refused(request.key, "Select", request.describe(), (), reason)
+
+    if selection.block_size != layout.block_size:
+        refuse(f"block_size: expected {layout.block_size} tokens, got {selection.block_size}")
+    if selection.selection_revision <= request.selection_revision:
+        refuse(f"selection_revision: expected above {request.selection_revision}, got {selection.selection_revision}")
+    active = list(layout.active_layers)
+    groups = [layout.layers[layer].group for layer in active]
+    if int32_view(selection.group_by_layer).tolist() != groups:
+        refuse(f"group_by_layer: expected {groups}, got {int32_view(selection.group_by_layer).tolist()}")
+    for name, rows in (
+        ("logical_blocks_by_layer", selection.logical_blocks_by_layer),
+        ("ranked_tail_by_layer", selection.ranked_tail_by_layer),
+    ):
+        if rows.layers.tolist() != active:
+            refuse(f"{name}: expected a row for each active layer {active}, got {rows.layers.tolist()}")
+        for layer, ids in rows.items():
+            if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= selection.whole_blocks):
+                refuse(f"{name}[{layer}]: expected blocks in [0, {selection.whole_blocks}), got {ids.tolist()}")
+            if np.unique(ids).size != ids.size:
+                refuse(f"{name}[{layer}]: a block is named twice in {ids.tolist()}")
+    for layer, ids in selection.logical_blocks_by_layer.items():
+        if bool(np.any(ids[1:] <= ids[:-1])):
+            refuse(f"logical_blocks_by_layer[{layer}]: expected ascending blocks, got {ids.tolist()}")
+        if np.intersect1d(ids, selection.ranked_tail_by_layer.row(layer)).size:
+            refuse(f"ranked_tail_by_layer[{layer}]: a selected block stands in the tail too")
