@@ -1,6 +1,5 @@
 """Small steps that all reducers share: refusing, identity checks, writing a request back, building a view."""
 
-from collections.abc import Mapping
 from typing import NoReturn
 
 import numpy as np
@@ -9,6 +8,7 @@ from msgspec.structs import replace
 from kvsweep.ledger.errors import Refused
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import HOLE, Int32, Logical, Operation, Physical, Rows
+from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.ownership import Holder, Holding, Ownership
 from kvsweep.ledger.state import (
     COMMANDS_KEPT,
@@ -109,19 +109,20 @@ def free_row(state: State, request: RequestState, event: Event, row: int) -> Non
         refuse(request, event, f"expected a free row below {request.rows} (held: {sorted(taken)}), got {row}")
 
 
-def adopted_areas(
-    request: RequestState, event: Event, adopted: Rows[Logical], groups: Mapping[int, int]
-) -> Rows[Physical]:
-    """Areas of clean tail blocks, row for row. Only a clean block may be adopted."""
+def adopted_areas(request: RequestState, event: Event, adopted: Rows[Logical], layout: Layout) -> Rows[Physical]:
+    """Areas of clean tail blocks, row for row. Only a clean block may be adopted, and only by an active layer."""
+    active = layout.active_layers
     clean = {block.logical: block.physical for block in request.tail if block.phase == "clean"}
     rows: dict[int, list[int]] = {}
     for layer, ids in adopted.items():
-        areas = []
+        if layer not in active:
+            refuse(request, event, f"adopted: expected active layers {list(active)}, got layer {layer}")
+        group, areas = layout.layers[layer].group, []
         for logical in ids.tolist():
             physical = clean.get(logical, ())
-            if not physical or physical[groups[layer]] == HOLE:
+            if not physical or physical[group] == HOLE:
                 refuse(request, event, f"layer {layer}: logical block {logical} is not a clean tail block")
-            areas.append(physical[groups[layer]])
+            areas.append(physical[group])
         rows[layer] = areas
     return Rows.of(rows)
 
@@ -129,7 +130,10 @@ def adopted_areas(
 def check_destinations(
     state: State, request: RequestState, event: Event, areas: Rows[Physical], reserved: tuple[bytes, ...]
 ) -> None:
-    """Every destination area is vacant, in a block of the request's own or newly reserved, and handed out once."""
+    """Every destination area is vacant, in a block of the request's own or newly reserved, and handed out once.
+
+    A reserved block without a destination would be free the moment it is reserved, so it is refused.
+    """
     layout = state.pool.layout
     if len(reserved) != layout.groups:
         refuse(request, event, f"expected reserved blocks of {layout.groups} groups, got {len(reserved)}")
@@ -142,6 +146,9 @@ def check_destinations(
             clash = np.intersect1d(np.frombuffer(blocks[group], dtype="<i4"), new)
             if clash.size:
                 refuse(request, event, f"block {int(clash[0])} of group {group} is owned by {other.request_id}")
+        unused = np.setdiff1d(new, [block for layer in layout.group_layers(group) for block in _row(areas, layer)])
+        if unused.size:
+            refuse(request, event, f"reserved block {int(unused[0])} of group {group} has no destination area")
         own, held = state.ownership.occupancy(request.key, group, layout)
         for at, layer in enumerate(layout.group_layers(group)):
             if layer not in areas.layers:
@@ -153,6 +160,10 @@ def check_destinations(
             outside = np.setdiff1d(ids, allowed)
             if outside.size:
                 refuse(request, event, f"layer {layer}: area of block {int(outside[0])} is not vacant or not owned")
+
+
+def _row(areas: Rows[Physical], layer: int) -> list[int]:
+    return areas.row(layer).tolist() if layer in areas.layers else []
 
 
 def check_slots(request: RequestState, event: Event, layer: int, slots: Int32, count: int) -> None:

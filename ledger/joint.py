@@ -17,10 +17,11 @@ from kvsweep.ledger.events import (
     RequestPreempted,
     ResidencyCommitted,
     RetainPlanned,
+    SourcesRegistered,
     StoreStarted,
     TailOpened,
 )
-from kvsweep.ledger.phases import ABORTABLE
+from kvsweep.ledger.phases import ABORTABLE, PASSED_THROUGH
 from kvsweep.ledger.state import RequestState, State
 
 
@@ -56,6 +57,8 @@ def _lanes_turned_back(state: State, request: RequestState, event: Event) -> str
     lanes = {"upload": request.upload, "retain": request.retain}
     if isinstance(event, RequestFinished):
         lanes["store"] = request.store
+    if request.upload.phase in PASSED_THROUGH:
+        return f"upload is {request.upload.phase}: its start batch is not complete"
     for name, lane in lanes.items():
         if lane.phase in ABORTABLE[name]:
             return f"{name} is {lane.phase} and was not aborted first"
@@ -86,7 +89,7 @@ JOINT: Final = (
     JointRule("commit only on the view planned on", "F2", (ResidencyCommitted, OwnersCommitted), _on_planned_view),
     JointRule("turn back before the life changes", "G3", (RequestPreempted, RequestFinished), _lanes_turned_back),
     JointRule("close only when nothing is held", "B6", (RequestClosed,), _nothing_held),
-    JointRule("only a living request writes", "G4", (TailOpened, StoreStarted), _may_write),
+    JointRule("only a living request writes", "G4", (TailOpened, StoreStarted, SourcesRegistered), _may_write),
 )
 
 

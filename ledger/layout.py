@@ -64,7 +64,11 @@ class Layout(Struct, frozen=True, kw_only=True, array_like=True):
                 raise LayoutError(
                     f"layers[{index}]", "kv_heads and head_dim of at least 1", f"{layer.kv_heads}, {layer.head_dim}"
                 )
-            if (layer.kind == "sliding") != (layer.window_tokens > 0):
+            if layer.kind not in ("full", "sliding"):
+                raise LayoutError(f"layers[{index}].kind", "full or sliding", repr(layer.kind))
+            if layer.group < 0:
+                raise LayoutError(f"layers[{index}].group", "a group from 0", str(layer.group))
+            if layer.window_tokens < 0 or (layer.kind == "sliding") != (layer.window_tokens > 0):
                 raise LayoutError(
                     f"layers[{index}].window_tokens",
                     "more than 0 for a sliding layer, 0 for a full one",

@@ -64,6 +64,10 @@ ABORTABLE: Final[Mapping[str, frozenset[str]]] = {
 """States from which a preemption, a finish or a caller can still turn back."""
 
 
+PASSED_THROUGH: Final = frozenset({"SELECTED", "PLANNED", "LEASED"})
+"""Upload states inside the start batch: nothing waits there, so no abort leads out of them."""
+
+
 def events_of(table: Table) -> frozenset[str]:
     """The alphabet of one machine."""
     return frozenset(event for _, event in table)

@@ -57,8 +57,10 @@ def closed(state: State, request: RequestState, event: RequestClosed) -> State:
 def retired(state: State, request: RequestState, event: BlocksRetired) -> State:
     """The fence rule: a generation that is not current and that no open step was handed is released."""
     lane = request.retain.open
-    if event.cause == "retain" and (lane is None or lane.replaced != event.generation):
-        refuse(request, event, "the retain lane did not replace this generation")
+    replaced = lane is not None and lane.replaced == event.generation
+    if replaced != (event.cause == "retain"):  # the lane waits for this very event
+        said = "replaced this generation" if replaced else "did not replace this generation"
+        refuse(request, event, f"the retain lane {said}, got cause {event.cause}")
     if event.generation == 0:  # a first retain replaced nothing
         if event.cause != "retain" or any(event.freed):
             refuse(request, event, "generation 0 is no view: only a retain that replaced nothing retires it")

@@ -46,7 +46,7 @@ def planned(state: State, request: RequestState, event: RetainPlanned) -> State:
     free_row(state, request, event, event.row)
     check_destinations(state, request, event, event.moved_to, event.reserved)
     logical, physical = _kept(request, event)
-    adopted = adopted_areas(request, event, event.adopted, {layer.layer: layer.group for layer in layout.layers})
+    adopted = adopted_areas(request, event, event.adopted, layout)
     table_logical: Rows[Logical] = Rows.of(joined(logical, event.adopted))
     table: Rows[Physical] = _moved(request, event, Rows.of(joined(physical, adopted)))
     for layer, ids in table_logical.items():
@@ -72,7 +72,11 @@ def planned(state: State, request: RequestState, event: RetainPlanned) -> State:
     ownership = state.ownership.change(
         request.key,
         layout,
-        put={Holder("dst", event.operation.operation_id): Holding(areas=event.moved_to, rows=(event.row,))},
+        put={
+            Holder("dst", event.operation.operation_id): Holding(areas=event.moved_to, rows=(event.row,)),
+            # Adopted areas are held as well: their block may leave the tail before the commit.
+            Holder("src", event.operation.operation_id): Holding(areas=adopted),
+        },
         reserve=event.reserved,
     )
     return adopt(
@@ -108,6 +112,8 @@ def _moved(request: RequestState, event: RetainPlanned, table: Rows[Physical]) -
         refuse(request, event, "moved_from and moved_to rows differ")
     rows = dict(table.items())
     for layer, sources in event.moved_from.items():
+        if layer not in rows:
+            refuse(request, event, f"moved_from: expected active layers {sorted(rows)}, got layer {layer}")
         swap = dict(zip(sources.tolist(), event.moved_to.row(layer).tolist(), strict=True))
         old = rows[layer].tolist()
         if len(swap) != sources.size or not set(swap) <= set(old):
@@ -146,7 +152,8 @@ def committed(state: State, request: RequestState, event: OwnersCommitted) -> St
     opened = open_in(request, request.retain, event, event.operation)
     if event.generation != opened.generation:
         refuse(request, event, f"expected generation {opened.generation}, got {event.generation}")
-    request, ownership = commit_view(state, request, opened, (Holder("dst", event.operation.operation_id),))
+    number = event.operation.operation_id
+    request, ownership = commit_view(state, request, opened, (Holder("dst", number), Holder("src", number)))
     return adopt(state, request, ownership=ownership)
 
 

@@ -85,8 +85,8 @@ def store_started(state: State, request: RequestState, event: StoreStarted) -> S
     expected_ranks(state, request, event, event.ranks)
     logical, source = int32_view(event.logical).tolist(), int32_view(event.source).tolist()
     full = run.cpu_full_blocks if run else 0
-    if not logical or len(logical) != len(source) or len(set(source)) != len(source):
-        refuse(request, event, f"expected one distinct CPU block for each block, got {source} for {logical}")
+    if not logical or len({*logical}) != len(logical) or len(logical) != len(source) or len({*source}) != len(source):
+        refuse(request, event, f"expected one distinct CPU block for each distinct block, got {source} for {logical}")
     held = {block for holders in state.ownership.held for block in state.ownership.sources(holders).tolist()}
     for block in source:
         if not 0 <= block < full or block in held:
@@ -187,8 +187,13 @@ def dropped(state: State, request: RequestState, event: TailDropped) -> State:
     layout = state.pool.layout
     if event.fence != request.next_fence:
         refuse(request, event, f"expected fence {request.next_fence}, got {event.fence}")
+    if not 0 <= event.group < layout.groups:
+        refuse(request, event, f"expected a group in [0, {layout.groups}), got {event.group}")
+    leaving = int32_view(event.logical).tolist()
+    if not leaving or len({*leaving}) != len(leaving):
+        refuse(request, event, f"expected at least one logical block, each once, got {leaving}")
     changed, blocks, holders = [], [], []
-    for logical in int32_view(event.logical).tolist():
+    for logical in leaving:
         block = _find(request, event, logical)
         if block.phase not in ("clean", "lost") and request.life != "FINISHING":
             refuse(request, event, f"logical block {logical} is {block.phase}: store it or declare it lost first")

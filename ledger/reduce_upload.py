@@ -93,7 +93,6 @@ def planned(state: State, request: RequestState, event: UploadPlanned) -> State:
 def leased(state: State, request: RequestState, event: BlocksLeased) -> State:
     opened = open_in(request, request.upload, event, event.operation)
     layout = state.pool.layout
-    groups = {layer.layer: layer.group for layer in layout.layers}
     shape = (opened.logical.layer_bytes, opened.logical.row_ptr_bytes)
     for name, rows in (("source", event.source), ("destination", event.destination)):
         if (rows.layer_bytes, rows.row_ptr_bytes) != shape:
@@ -101,7 +100,7 @@ def leased(state: State, request: RequestState, event: BlocksLeased) -> State:
     free_row(state, request, event, event.row)
     check_destinations(state, request, event, event.destination, event.reserved)
     _check_sources(state, request, event, opened)
-    adopted = adopted_areas(request, event, event.adopted, groups)
+    adopted = adopted_areas(request, event, event.adopted, layout)
     base = request.view if opened.kind == "diff" else None
     old_logical, old_physical = (base.logical, base.physical) if base else (no_rows(), no_rows())
     logical = joined(Rows.of(joined(old_logical, event.adopted)), opened.logical)
@@ -124,7 +123,8 @@ def leased(state: State, request: RequestState, event: BlocksLeased) -> State:
         layout,
         put={
             Holder("dst", number): Holding(areas=event.destination, rows=(event.row,)),
-            Holder("src", number): Holding(sources=sources),
+            # Adopted areas are held as well: their block may leave the tail before the commit.
+            Holder("src", number): Holding(areas=adopted, sources=sources),
         },
         reserve=event.reserved,
     )
@@ -139,6 +139,10 @@ def _check_sources(state: State, request: RequestState, event: BlocksLeased, ope
     if copies.size:
         if int(copies.min()) < full or int(copies.max()) >= total or np.unique(copies).size != copies.size:
             refuse(request, event, f"copy destinations are not distinct ids in [{full}, {total})")
+        for key in state.ownership.held:  # an operation that settles may still be read from
+            taken = np.intersect1d(state.ownership.sources(key), copies)
+            if taken.size:
+                refuse(request, event, f"CPU block {int(taken[0])} is held for {key.request_id}")
         if np.setdiff1d(event.source.ids, copies).size:
             refuse(request, event, "a copied plan reads a CPU block that is not one of its copies")
         return
