@@ -37,8 +37,8 @@ class Core:
 
     # ---- the one door
 
-    def configure(self, fact: e.RunConfigured) -> Turn:
-        """The ledger's first event."""
+    def fact(self, fact: e.RunConfigured | e.DigestRecorded) -> Turn:
+        """A fact of the pool that the driver itself knows: the configuration, a digest."""
         batch = Batch(self._state)
         batch.state = fold.apply(batch.state, fact)
         batch.events.append(fact)

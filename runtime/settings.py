@@ -47,7 +47,6 @@ class RetainSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     open_requests: Positive = 1024
     open_steps: Positive = 64
-    mailbox: Positive = 4096  # posted messages not yet handled
 
 
 class LogSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

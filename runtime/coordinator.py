@@ -1,0 +1,285 @@
+"""The anyio shell: one task pumps effects out and reports in; callers await the end of their operation.
+
+Everything runs on one event loop. A step loop never waits for a copy; `upload`, `retain`, `until` and `settled` wait.
+"""
+
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+from msgspec import Struct
+
+from kvsweep.ledger import events as e
+from kvsweep.ledger.errors import Aborted, PoolExhausted, Refused
+from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.ids import Logical, Operation, RequestKey, Rows, Slot, int32_view
+from kvsweep.ledger.messages import Abort, BlockSelection, Finish, Release, Retain, Select, Turn
+from kvsweep.ledger.state import Residency
+from kvsweep.runtime.core import Message
+from kvsweep.runtime.driver import Driver
+from kvsweep.runtime.metrics import Metrics
+from kvsweep.runtime.steps import HandedOut
+from kvsweep.transports.host import HostDevice
+from kvsweep.transports.producer import HostProducer
+from kvsweep.transports.rank import RankWorker
+
+
+class UploadResult(Struct, frozen=True, kw_only=True):
+    """A committed upload, or a published keep map (zero bytes): the residency after it and what it cost."""
+
+    operation: Operation
+    residency: Residency
+    metrics: Metrics
+
+
+class RetainResult(Struct, frozen=True, kw_only=True):
+    """A committed retain: how it was done, and what it cost and freed (two independent figures)."""
+
+    operation: Operation
+    method: str  # "shared" | "layer" | "move" | "pack"
+    attention: str  # "same" | "union": the union is not the same selected attention
+    residency: Residency
+    metrics: Metrics
+
+
+class _Watch:
+    """One awaited operation: its own metrics and its end."""
+
+    def __init__(self) -> None:
+        self.metrics = Metrics()
+        self.method = ""
+        self.attention = "same"
+        self.ended = anyio.Event()
+        self.aborted: str | None = None
+
+    def apply(self, event: Event) -> None:
+        self.metrics.apply(event)
+        match event:
+            case e.RetainPlanned():
+                self.method, self.attention = event.mode, event.attention
+            case e.UploadAcknowledged() | e.RetainAcknowledged():
+                self.ended.set()
+            case e.UploadAborted() | e.RetainAborted():
+                self.aborted = event.reason
+                self.ended.set()
+            case _:
+                pass
+
+
+class Coordinator:
+    """Driver, ranks and producer in one task group. An async context manager, usable inside only."""
+
+    def __init__(
+        self, driver: Driver, *, workers: Iterable[RankWorker], devices: Iterable[HostDevice], producer: HostProducer
+    ) -> None:
+        self.driver = driver
+        self.workers = tuple(workers)
+        self.devices = tuple(devices)
+        self.producer = producer
+        self._watches: dict[int, _Watch] = {}
+        self._wake = anyio.Event()
+        self._changed = anyio.Event()
+        self._stack = AsyncExitStack()
+        driver.watch(self._on_event)
+
+    async def __aenter__(self) -> Self:
+        self._tasks = await self._stack.enter_async_context(anyio.create_task_group())
+        self._tasks.start_soon(self._pump)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        try:
+            if error is None:
+                await self.settled()
+        finally:
+            self._tasks.cancel_scope.cancel()
+            await self._stack.__aexit__(kind, error, traceback)
+        return None
+
+    # ---- what never waits
+
+    def handle(self, message: Message) -> Turn:
+        """The driver's door; what it starts is pumped from here on."""
+        turn = self.driver.handle(message)
+        self._wake.set()
+        return turn
+
+    def open_request(self, request_id: str) -> RequestKey:
+        key = self.driver.open_request(request_id)
+        self._wake.set()
+        return key
+
+    def begin_step(self, requests: Iterable[RequestKey]) -> tuple[int, dict[RequestKey, HandedOut]]:
+        return self.driver.begin_step(requests)
+
+    def end_step(self, number: int) -> None:
+        self.driver.end_step(number)
+        self._wake.set()
+
+    def finish(self, request: RequestKey) -> None:
+        """Blocks go back when the last fence opens, not here."""
+        self.handle(Finish(request=request))
+
+    def residency(self, request: RequestKey) -> Residency:
+        return self.driver.residency(request)
+
+    # ---- what waits
+
+    async def upload(self, selection: BlockSelection, *, idempotency_key: str) -> UploadResult:
+        """Upload what the selection lacks and wait for the commit.
+
+        Leaving early (cancellation or the deadline) aborts this operation at once; the old residency is whole and
+        still read. Raises Refused, PoolExhausted (no space: the old residency is kept), Aborted.
+        """
+        turn = self.handle(Select(selection=selection, idempotency_key=idempotency_key))
+        watch = await self._ended(turn, selection.request)
+        return UploadResult(
+            operation=_started(turn), residency=self.residency(selection.request), metrics=watch.metrics
+        )
+
+    async def retain(
+        self,
+        request: RequestKey,
+        keep: Rows[Slot],
+        *,
+        adopt: Rows[Logical],
+        selection_revision: int,
+        idempotency_key: str,
+        pack: bool = False,
+    ) -> RetainResult:
+        """Keep these slots (and adopt these clean tail blocks) and wait until the replaced view is retired.
+
+        Raises as `upload` does.
+        """
+        turn = self.handle(
+            Retain(
+                request=request,
+                keep=keep,
+                adopt=adopt,
+                selection_revision=selection_revision,
+                idempotency_key=idempotency_key,
+                pack=pack,
+            )
+        )
+        watch = await self._ended(turn, request)
+        return RetainResult(
+            operation=_started(turn),
+            method=watch.method,
+            attention=watch.attention,
+            residency=self.residency(request),
+            metrics=watch.metrics,
+        )
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition of the adopted state."""
+        while not condition():
+            await self._changed.wait()
+
+    async def settled(self, request: RequestKey | None = None) -> None:
+        """No operation open or settling, no replaced view and no fence left."""
+        await self.until(lambda: not self.driver.pending(request))
+
+    async def _ended(self, turn: Turn, request: RequestKey) -> _Watch:
+        operation = turn.operation
+        if operation is None:
+            raise _not_started(turn, request)
+        watch = self._watches.get(operation.operation_id, _Watch())
+        if turn.outcome == "repeated" and not self._is_open(operation):
+            return watch
+        self._watches[operation.operation_id] = watch
+        for event in turn.events:
+            watch.apply(event)
+        try:
+            with anyio.move_on_after(self.driver.settings.transfer.deadline_s):
+                await watch.ended.wait()
+            if not watch.ended.is_set():
+                self._abort(operation, "deadline")
+        except BaseException:
+            self._abort(operation, "the caller left")
+            raise
+        finally:
+            self._watches.pop(operation.operation_id, None)
+        if watch.aborted is not None:
+            raise Aborted(operation, watch.aborted)
+        return watch
+
+    def _is_open(self, operation: Operation) -> bool:
+        request = self.driver.state.request(operation.request)
+        return request is not None and any(opened.operation == operation for opened in request.open_operations())
+
+    def _abort(self, operation: Operation, reason: str) -> None:
+        """Synchronous: nothing may be awaited in a cancelled scope. A commit already recorded stands."""
+        request = self.driver.state.request(operation.request)
+        lanes = (request.upload, request.retain) if request else ()
+        if any(
+            lane.open and lane.open.operation == operation and lane.phase in ("MOVING", "MOVED", "APPLYING", "APPLIED")
+            for lane in lanes
+        ):
+            self.handle(Abort(operation=operation, reason=reason))
+
+    # ---- the pump
+
+    def _on_event(self, event: Event) -> None:
+        operation = getattr(event, "operation", None)
+        watch = self._watches.get(operation.operation_id) if operation is not None else None
+        if watch is not None:
+            watch.apply(event)
+
+    async def _pump(self) -> None:
+        while True:
+            if self._turn():
+                self._changed.set()
+                self._changed = anyio.Event()
+                await anyio.lowlevel.checkpoint()
+            else:
+                await self._wake.wait()
+                self._wake = anyio.Event()
+
+    def _turn(self) -> bool:
+        """One round of the pump: effects out, one chunk of each device's streams, reports in."""
+        effects = self.driver.poll()
+        for effect in effects:
+            if isinstance(effect, Release):
+                self._release(effect)
+        self.producer.perform(effects)
+        for worker in self.workers:
+            worker.perform(effects)
+        busy = bool(effects)
+        for device in self.devices:
+            busy = device.advance(1) > 0 or busy
+        for word in self.producer.poll():
+            self.driver.handle(word)
+            busy = True
+        for worker in self.workers:
+            for report in worker.poll():
+                self.driver.handle(report)
+                worker.acknowledge(report.operation.operation_id)
+                busy = True
+        return busy
+
+    def _release(self, effect: Release) -> None:
+        """Poison before giving back: whoever still reads a freed block reads NaN."""
+        for group, blocks in enumerate(effect.device):
+            for device in self.devices:
+                device.poison(group, int32_view(blocks))
+        self.driver.release(effect)
+
+
+def _started(turn: Turn) -> Operation:
+    if turn.operation is None:
+        raise LookupError("the turn started no operation")
+    return turn.operation
+
+
+def _not_started(turn: Turn, request: RequestKey) -> Exception:
+    refused = turn.events[0] if turn.events else None
+    if isinstance(refused, e.PlanRefused) and refused.reason == "no_space":
+        return PoolExhausted(f"{refused.lane} of {request.request_id}", refused.needed, refused.free)
+    reason = turn.refusal.reason if turn.refusal else "nothing was started"
+    return Refused(request, refused.reason if isinstance(refused, e.PlanRefused) else "plan", "this state", (), reason)
