@@ -1,8 +1,9 @@
 """Looking back: read a ledger, fold it again with the reducers that the running coordinator used, and compare."""
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from types import TracebackType
+from typing import Final
 
 from msgspec import Struct
 
@@ -16,6 +17,9 @@ from kvsweep.ledger.fold import apply
 from kvsweep.ledger.ids import POOL, RequestKey
 from kvsweep.ledger.state import EMPTY, State
 from kvsweep.ledger.store import Header, LogStore, Position, Record, Stream, open_log
+
+PROGRESS_EVENTS: Final = 1000
+"""Events between two words of a verification about how far it is."""
 
 
 class Frame(Struct, frozen=True, kw_only=True, gc=False):
@@ -115,13 +119,15 @@ class Ledger:
             state = frame.after
         return state
 
-    def verify(self) -> Verified:
-        """Fold everything; check every recorded digest, and every law at each of them and at the end.
+    def verify(self, *, until: Position | None = None, progress: Callable[[Position], None] | None = None) -> Verified:
+        """Fold everything up to position `until`; check every recorded digest, and every law at each of them and at
+        the end.
 
         Raises nothing that the ledger's content causes: the first fault stands in the answer. A ledger whose writer
-        was killed is checked up to its end.
+        was killed is checked up to its end. `progress` is told the position now and then. Raises LayoutError for a
+        position beyond the end.
         """
-        return _Verification(self._log).run()
+        return _Verification(self._log, self._bound(until), progress).run()
 
     def _frames(self, request: RequestKey | None, until: Position) -> Iterator[Frame]:
         state = EMPTY
@@ -148,8 +154,10 @@ class Ledger:
 class _Verification:
     """One pass over a log, remembering how far it came and what was compared last."""
 
-    def __init__(self, log: LogStore) -> None:
+    def __init__(self, log: LogStore, until: Position, progress: Callable[[Position], None] | None) -> None:
         self._log = log
+        self._until = until
+        self._progress = progress
         self._state = EMPTY
         self._digest = Digest()
         self._position: Position = 0  # of the last event that was folded
@@ -159,8 +167,7 @@ class _Verification:
     def run(self) -> Verified:
         fault: tuple[Position | None, str] | None
         try:
-            until = self._log.durable()
-            fault = self._fold(until, self._recorded(until))
+            fault = self._fold(self._recorded())
         except LogCorrupt as error:
             fault = (error.position, error.detail)
         except (KvsweepError, LookupError, ValueError) as error:
@@ -179,22 +186,24 @@ class _Verification:
             message=message,
         )
 
-    def _recorded(self, until: Position) -> set[Position]:
+    def _recorded(self) -> set[Position]:
         """Positions whose digest is needed: a digest of every state would cost a hash of the whole state an event."""
         found: set[Position] = set()
         # Damage ends this pass and is reported by the fold, which comes to the same place.
         with contextlib.suppress(LogCorrupt):
             for record in self._log.read():
-                if record.position > until:
+                if record.position > self._until:
                     break
                 if isinstance(record.event, DigestRecorded):
                     found.add(record.event.position)
         return found
 
-    def _fold(self, until: Position, wanted: Collection[Position]) -> tuple[Position, str] | None:
+    def _fold(self, wanted: Collection[Position]) -> tuple[Position, str] | None:
         for record in self._log.read():
-            if record.position > until:
+            if record.position > self._until:
                 break
+            if self._progress is not None and record.position % PROGRESS_EVENTS == 0:
+                self._progress(record.position)
             event = record.event
             if isinstance(event, DigestRecorded):
                 fault = self._compare(record.position, event)

@@ -223,7 +223,7 @@ def _spread(slots: dict[str, int]) -> str:
     if not slots:
         return "no slots"
     least, most = min(slots.values()), max(slots.values())
-    return f"{least} slots" if least == most else f"{least} to {most} slots"
+    return f"slots: {least}" if least == most else f"slots: {least} to {most}"
 
 
 def _console() -> Console:

@@ -1,0 +1,171 @@
+"""Explaining an event: the tables' own words, the deciding rule, and exactly what changed."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from kvsweep.ledger import events as e
+from kvsweep.ledger import phases
+from kvsweep.ledger.codec import EVENT_TYPES
+from kvsweep.ledger.errors import LayoutError
+from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.explain import CLAUSES, Change, Decision, Explanation, Step, explain, explain_frame, figures, render
+from kvsweep.ledger.ids import RequestKey
+from kvsweep.ledger.joint import JOINT
+from kvsweep.ledger.memory import MemoryLog
+from kvsweep.ledger.plain import named, plain_event
+from kvsweep.ledger.replay import Ledger
+
+CONTRACT = Path(__file__).resolve().parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def ledger(written: Any) -> Ledger:
+    log = MemoryLog()
+    log.append(written.events)
+    return Ledger(log)
+
+
+def explained(ledger: Ledger, written: Any, kind: type[Event], nth: int = 0) -> Explanation:
+    positions = [at for at, event in enumerate(written.events, 1) if isinstance(event, kind)]
+    return explain(ledger, positions[nth])
+
+
+def test_a_legal_event_names_the_row_of_the_table_that_let_it_in(ledger: Ledger, written: Any) -> None:
+    found = explained(ledger, written, e.ResidencyCommitted)
+    assert found.state == "running/moved/idle/idle"
+    assert found.clauses == ("F1",)
+    assert found.steps == (
+        Step(machine="upload", before="MOVED", after="COMMITTED", legal=("ResidencyCommitted", "UploadAborted")),
+    )
+    assert found.rules == tuple(f"{rule.name} ({rule.clause})" for rule in JOINT if e.ResidencyCommitted in rule.events)
+    assert len(found.rules) == 1
+    assert "UploadAborted" in found.legal
+    assert "RequestFinished" in found.legal
+    assert "RankTransferred" not in found.legal
+    assert found.decision is None
+
+
+def test_the_changes_are_exactly_what_the_event_changed(ledger: Ledger, written: Any) -> None:
+    found = explained(ledger, written, e.ResidencyCommitted)
+    assert set(found.changes) == {
+        Change(what="upload", before="MOVED", after="COMMITTED"),
+        Change(what="map revision", before="0", after="1"),
+        Change(what="generation", before="0", after="1"),
+        Change(what="views", before="[]", after="[1]"),
+        Change(what="view slots", before="{}", after="{'0': 2, '2': 2}"),
+    }
+    opened = explained(ledger, written, e.RequestOpened)
+    assert Change(what="life", before="-", after="RUNNING") in opened.changes
+    assert explained(ledger, written, e.DigestRecorded).changes == ()
+    released = explained(ledger, written, e.TransferSettled, nth=1)
+    assert Change(what="owned blocks", before="[2, 0]", after="[0, 0]") in released.changes
+
+
+def test_b7_a_retired_view_that_the_lane_did_not_replace_moves_no_lane(ledger: Ledger, written: Any) -> None:
+    assert [step.machine for step in explained(ledger, written, e.BlocksRetired).steps] == ["retain"]
+    assert explained(ledger, written, e.BlocksRetired, nth=1).steps == ()
+
+
+def test_f2_an_ignored_and_a_refused_acknowledgement_name_the_rule(ledger: Ledger, written: Any) -> None:
+    refused = explained(ledger, written, e.AckRefused)
+    assert refused.decision == Decision(verdict="future", rule="newer operation", expected="below 4", got="99")
+    assert (refused.clauses, refused.steps, refused.changes) == (("F2",), (), ())
+    ignored = explained(ledger, written, e.AckIgnored)
+    assert ignored.decision is not None
+    assert (ignored.decision.verdict, ignored.decision.rule) == ("stale", "not open, not settling")
+
+
+def test_f2_an_ignored_acknowledgement_is_judged_again_for_both_sides(written: Any) -> None:
+    from kvsweep.ledger.acks import Ack, judge
+
+    events: list[Event] = list(written.events)
+    index = next(at for at, event in enumerate(events) if isinstance(event, e.AckIgnored))
+    event: Any = events[index]
+    frames = list(Ledger(_memory(events[:index])).replay())
+    verdict = judge(
+        frames[-1].after,
+        Ack(operation=event.operation, rank=event.rank, process_epoch=event.process_epoch, outcome=event.outcome),
+    )
+    events[index] = msgspec.structs.replace(event, verdict=verdict.kind, rule=verdict.rule)
+    found = explain(Ledger(_memory(events[: index + 1])), index + 1)
+    assert found.decision == Decision(
+        verdict=verdict.kind, rule=verdict.rule, expected=verdict.expected, got=verdict.got
+    )
+
+
+def test_g3_a_refused_plan_and_command_say_what_was_missing(ledger: Ledger, written: Any) -> None:
+    plan = explained(ledger, written, e.PlanRefused)
+    assert plan.decision == Decision(
+        verdict="refused", rule="upload: no_space", expected="9 places", got="0 vacant areas, 4 free blocks"
+    )
+    command = explained(ledger, written, e.CommandRefused)
+    assert command.decision is not None
+    assert command.decision.rule == "it runs"
+    assert command.decision.expected.startswith("a state that takes Resume; here legal: RequestPreempted,")
+    assert command.decision.got == "running/idle/idle/idle"
+
+
+def _memory(events: list[Event]) -> MemoryLog:
+    log = MemoryLog()
+    log.append(events)
+    return log
+
+
+def test_every_frame_can_be_explained_and_agrees_with_the_tables(ledger: Ledger, written: Any) -> None:
+    """Oracle: the tables, looked up by hand for each frame."""
+    for frame in ledger.replay():
+        found = explain_frame(frame)
+        name = found.event["type"]
+        json.loads(msgspec.json.encode(found))
+        assert render(found).startswith(f"{frame.position}: {name} of ")
+        for step in found.steps:
+            assert phases.TABLES[step.machine][step.before, name] == step.after
+            assert name in step.legal
+            assert set(step.legal) <= set(found.legal)
+
+
+def test_a_position_outside_the_ledger_is_refused(ledger: Ledger, written: Any) -> None:
+    last = len(written.events)
+    for position in (-1, 0, last + 1):
+        with pytest.raises(LayoutError, match=f"position: expected a position from 1 to {last}, got {position}"):
+            explain(ledger, position)
+
+
+def test_every_event_type_names_clauses_of_the_contract() -> None:
+    assert set(CLAUSES) == set(EVENT_TYPES)
+    listed = set(re.findall(r"\b[A-J]\d+\b", "\n".join(file.read_text() for file in CONTRACT.rglob("contract*"))))
+    assert {clause for clauses in CLAUSES.values() for clause in clauses} <= listed
+
+
+def test_figures_count_what_a_request_holds(ledger: Ledger, written: Any) -> None:
+    state = ledger.state(until=1 + next(at for at, ev in enumerate(written.events) if isinstance(ev, e.RetainPlanned)))
+    found = figures(state, state.requests["a-b-c"])
+    assert found.life == "RUNNING"
+    assert (found.retain, found.generation, found.views) == ("PLANNED", 1, [1])
+    assert found.view_slots == {"0": 2, "2": 2}
+    assert found.held_areas == 4  # two slots in each of two layers
+    assert found.held_rows == [0, 1]  # the view's and the one to be written
+    assert found.held_sources == 4
+    assert found.owned_blocks == [2, 0]
+
+
+def test_facts_as_plain_data_keep_ids_as_lists(written: Any) -> None:
+    event = next(event for event in written.events if isinstance(event, e.BlocksLeased))
+    found = plain_event(event)
+    assert found["type"] == "BlocksLeased"
+    assert found["request"] == {"request_id": "a-b-c", "request_epoch": 1}
+    assert found["destination"] == {"0": [0, 1], "2": [0, 1]}
+    assert found["reserved"] == [[0, 1], []]
+    assert found["copies"] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"), [("a-b-c", "a-b-c #1"), ("", "'' #1"), ("a\x1b[2J", r"'a\x1b[2J' #1"), ("요청", "요청 #1")]
+)
+def test_f5_an_id_is_shown_whole_and_cannot_write_to_the_terminal(name: str, shown: str) -> None:
+    assert named(RequestKey(name, 1)) == shown
