@@ -54,9 +54,9 @@ class Sampler:
             return int(np.argmax(row))
         weights = np.exp((row - row.max()) / self.temperature)
         ladder = np.cumsum(weights)
-        index = int(np.searchsorted(ladder, self._uniform(self._draws + ahead) * ladder[-1], side="right"))
-        # The product can round up to the whole sum; then the draw belongs to the last token that has any weight.
-        return index if index < row.shape[0] else int(np.flatnonzero(weights)[-1])
+        # The first token whose step passes the draw. The sum is at least 1 and the draw at most 1 - 2**-53, so their
+        # product stays below the sum; and a token without weight has no step to pass it with.
+        return int(np.searchsorted(ladder, self._uniform(self._draws + ahead) * ladder[-1], side="right"))
 
     def state(self) -> bytes:
         """Key and counter, 24 bytes: equal bytes mean that equal logits give equal tokens from here on."""

@@ -120,6 +120,16 @@ def test_a_certain_token_is_always_drawn() -> None:
     assert {chosen.sample(torch.tensor([-1e4, 5.0, -1e4])) for _ in range(50)} == {1}
 
 
+@pytest.mark.parametrize(("draw", "token"), [(0.0, 1), (0.5 - 2**-53, 1), (0.5, 2), (1 - 2**-53, 2)])
+def test_the_ends_of_the_draw_never_reach_a_token_without_weight(
+    monkeypatch: pytest.MonkeyPatch, draw: float, token: int
+) -> None:
+    """Tokens 0 and 3 have weight 0; 1 and 2 share the rest, each step closed below and open above."""
+    chosen = sampler()
+    monkeypatch.setattr(chosen, "_uniform", lambda index: draw)
+    assert chosen.sample(torch.tensor([-1e4, 2.0, 2.0, -1e4])) == token
+
+
 def test_sampler_refuses_bad_input() -> None:
     for bad in (-0.1, float("nan"), float("inf")):
         with pytest.raises(ValueError, match=r"temperature: expected a finite number >= 0, got"):

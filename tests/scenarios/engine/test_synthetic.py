@@ -35,6 +35,28 @@ def test_default_layers_mix_full_and_sliding() -> None:
     assert synthetic_config(layers=(LayerShape("full"),) * 3).full_layers == (0, 1, 2)
 
 
+class Recording(ContiguousKv):
+    """Keeps the share of attention that the best quarter of the keys has for the last query of each layer."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
+        shared = k.repeat_interleave(q.shape[0] // k.shape[0], dim=0)
+        mass = (shared @ q[:, -1, :, None] / q.shape[2] ** 0.5)[..., 0].softmax(-1).sort(descending=True).values
+        self.shares.append(mass[:, : k.shape[1] // 4].sum(-1).mean().item())
+        return super().attend(layer, q, k, v, positions)
+
+    def __init__(self, model: Model, capacity: int) -> None:
+        super().__init__(model.config, capacity)
+        self.shares: list[float] = []
+
+
+def test_attention_is_peaked_so_that_dropped_blocks_are_felt() -> None:
+    """Flat attention would give the best quarter 0.25."""
+    model = synthetic_model(SEED)
+    kv = Recording(model, 256)
+    model.forward(prompt(256), torch.arange(256), kv)
+    assert min(kv.shares) > 0.5
+
+
 @pytest.mark.parametrize("seed", [0, 1, SEED])
 def test_logits_are_not_degenerate(seed: int) -> None:
     """Neither flat nor certain, different choices along a text, and a far context that is felt."""

@@ -30,7 +30,7 @@ def naive_bpe(text: str, vocabulary: Vocabulary) -> list[int]:
 
 def test_ids_equal_a_naive_merge_loop(smollm2: Bundle) -> None:
     assert isinstance(smollm2.tokenizer, BpeTokenizer)
-    text = load_text().body[:8000] + "In 1787 there were 13 states; it's 2,048 tokens,  well...\n\n\n  x = 3.14159"
+    text = load_text().body[:8000] + "In 1787 there were 13 states; it's 2,048 tokens,  12  well...\n\n\n  x = 3.14159"
     assert smollm2.tokenizer.encode(text) == naive_bpe(text, smollm2.tokenizer.vocabulary)
 
 
