@@ -24,6 +24,7 @@ def retain(batch: Batch, context: Context, command: Retain, reserved: Reserved |
     table = _table(batch, request, keep, command.adopt)
     row = free_row(batch.state, request, "retain")
     if command.pack:
+        _check_pack(request, command)
         try:
             plan = plan_pack(table, batch.state.ownership, request.key, layout)
         except PoolExhausted as error:
@@ -99,6 +100,13 @@ def _check_keep(request: RequestState, keep: Rows[Slot], layers: tuple[int, ...]
             int(slots[0]) < 0 or int(slots[-1]) >= counts[layer] or bool(np.any(slots[1:] <= slots[:-1]))
         ):
             _refuse(request, f"keep[{layer}]: expected ascending slots in [0, {counts[layer]}), got {slots.tolist()}")
+
+
+def _check_pack(request: RequestState, command: Retain) -> None:
+    """Pack keeps what the view holds; it is no selection."""
+    counts = _slot_counts(request, command.keep)
+    if command.adopt.size or any(slots.size != counts[layer] for layer, slots in command.keep.items()):
+        _refuse(request, "pack: expected every slot of the current view and nothing adopted")
 
 
 def _refuse(request: RequestState, reason: str) -> None:

@@ -1,0 +1,172 @@
+"""Paged KV of one request in one step: the draft reads the compacted view and the tail, the target reads everything.
+
+Keys are gathered by ascending logical block whatever the slot order is, so physical placement never changes a bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from kvsweep.ledger.ids import HOLE, RequestKey, int32_view
+from kvsweep.ledger.state import RequestState, State
+from kvsweep.runtime.steps import HandedOut
+from kvsweep.scenarios.engine.attention import attention, gather_blocks_torch
+from kvsweep.scenarios.engine.model import ModelConfig
+from kvsweep.transports.blocks import BlockMemory
+from kvsweep.transports.rank import RankWorker
+
+
+def memory_view(memory: BlockMemory, layer: int) -> Tensor:
+    """[blocks, 2, kv_heads, B, D] in the model dtype: the memory itself."""
+    typed = memory.typed(layer)
+    view = torch.from_numpy(typed.view(np.int16) if typed.dtype == np.uint16 else typed)
+    return view.view(torch.bfloat16) if typed.dtype == np.uint16 else view
+
+
+def as_numpy(rows: Tensor) -> npt.NDArray[Any]:
+    """The rows as block memory takes them: float32, or uint16 bits of bfloat16."""
+    rows = rows.contiguous()
+    if rows.dtype == torch.bfloat16:
+        bits: npt.NDArray[Any] = rows.view(torch.int16).numpy().view(np.uint16)
+        return bits
+    plain: npt.NDArray[Any] = rows.numpy()
+    return plain
+
+
+class StepReads:
+    """What one open step was handed of one request: its view's table rows, as the rank shows them, and its tail."""
+
+    def __init__(
+        self, state: State, key: RequestKey, handed: HandedOut, worker: RankWorker, memory: BlockMemory, block_size: int
+    ) -> None:
+        request = state.request(key)
+        if request is None:
+            raise LookupError(f"{key} is not known")
+        self.request: RequestState = request
+        self.block_size = block_size
+        self.memory = memory
+        self.layout = state.pool.layout
+        view = next((view for view in request.views if view.generation == handed.generation), None)
+        self.resident: dict[int, dict[int, int]] = {}  # layer -> logical block -> physical block
+        for layer in self.layout.active_layers:
+            if view is None:
+                self.resident[layer] = {}
+                continue
+            table = worker.table(key, handed.row, handed.generation, layer)
+            self.resident[layer] = dict(zip(view.logical.row(layer).tolist(), table.tolist(), strict=True))
+        self.tail = {
+            group: {b.logical: b.physical[group] for b in request.tail if b.physical[group] != HOLE}
+            for group in range(self.layout.groups)
+        }
+
+    def tail_of(self, layer: int) -> dict[int, int]:
+        return self.tail[self.layout.layers[layer].group]
+
+    def write(self, layer: int, k: Tensor, v: Tensor, first: int) -> None:
+        """Write the rows of consecutive positions from `first` on into the tail blocks that cover them."""
+        tail, size = self.tail_of(layer), self.block_size
+        keys, values = as_numpy(k), as_numpy(v)
+        done, count = 0, keys.shape[1]
+        while done < count:
+            logical, offset = divmod(first + done, size)
+            take = min(size - offset, count - done)
+            part = slice(done, done + take)
+            self.memory.write_tokens(layer, tail[logical], offset, keys[:, part], values[:, part])
+            done += take
+
+
+def _positions(logical: list[int], block_size: int, end: int) -> Tensor:
+    blocks = torch.tensor(logical, dtype=torch.int64)
+    return (blocks[:, None] * block_size + torch.arange(block_size)).reshape(-1)[:end]
+
+
+class DraftKv:
+    """The compacted cache: resident blocks of the handed view, then the tail. Writes its rows into the tail."""
+
+    def __init__(self, config: ModelConfig, reads: StepReads) -> None:
+        self.config = config
+        self.reads = reads
+        self._ids: dict[int, tuple[list[int], Tensor, Tensor]] = {}
+        self._memory = [memory_view(reads.memory, layer) for layer in range(len(config.layers))]
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
+        first, end = int(positions[0]), int(positions[-1]) + 1
+        self.reads.write(layer, k, v, first)
+        logical, ids, key_positions = self._blocks(layer, end)
+        valid = len(logical) * self.reads.block_size - ((logical[-1] + 1) * self.reads.block_size - end)
+        keys, values = gather_blocks_torch(self._memory[layer], ids, valid)
+        return attention(q, keys, values, positions, key_positions[:valid], self.config.layers[layer].window)
+
+    def _blocks(self, layer: int, end: int) -> tuple[list[int], Tensor, Tensor]:
+        """Logical blocks that this layer may read, ascending, with their physical ids and key positions."""
+        size = self.reads.block_size
+        last = (end - 1) // size
+        known = self._ids.get(layer)
+        if known is None or known[0][-1] != last:
+            blocks = {**self.reads.tail_of(layer), **self.reads.resident.get(layer, {})}
+            logical = sorted(block for block in blocks if block <= last)
+            ids = torch.tensor([blocks[block] for block in logical], dtype=torch.int64)
+            known = (logical, ids, _positions(logical, size, len(logical) * size))
+            self._ids[layer] = known
+        return known
+
+
+class FullKv:
+    """Everything: blocks mirrored to the CPU from there, later ones from the tail. Writes its rows into the tail.
+
+    Keeps the last `window` query rows of each active layer, from which attention-mass scores are made.
+    """
+
+    def __init__(self, config: ModelConfig, reads: StepReads, cpu: BlockMemory, queries: QueryWindow) -> None:
+        self.config = config
+        self.reads = reads
+        self.queries = queries
+        self._cpu = [memory_view(cpu, layer) for layer in range(len(config.layers))]
+        self._device = [memory_view(reads.memory, layer) for layer in range(len(config.layers))]
+        source = int32_view(reads.request.source)
+        holes = np.flatnonzero(source == HOLE)
+        mirrored = int(holes[0]) if holes.size else int(source.size)
+        self._sources = torch.from_numpy(source[:mirrored].astype(np.int64))
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
+        first, end = int(positions[0]), int(positions[-1]) + 1
+        self.reads.write(layer, k, v, first)
+        self.queries.add(layer, q, positions)
+        size, start = self.reads.block_size, self._sources.shape[0]
+        tail = self.reads.tail_of(layer)
+        ids = torch.tensor([tail[block] for block in range(start, (end - 1) // size + 1)], dtype=torch.int64)
+        keys, values = gather_blocks_torch(self._device[layer], ids, end - start * size)
+        if start:
+            cpu_keys, cpu_values = gather_blocks_torch(self._cpu[layer], self._sources, start * size)
+            keys, values = torch.cat((cpu_keys, keys), dim=1), torch.cat((cpu_values, values), dim=1)
+        return attention(q, keys, values, positions, torch.arange(end), self.config.layers[layer].window)
+
+
+class QueryWindow:
+    """The last query rows of confirmed positions, layer by layer; a bounded ring by position."""
+
+    def __init__(self, layers: tuple[int, ...], window: int) -> None:
+        self.window = window
+        self._rows: dict[int, tuple[Tensor, Tensor]] = {}
+        self._layers = frozenset(layers)
+
+    def add(self, layer: int, q: Tensor, positions: Tensor) -> None:
+        if layer not in self._layers:
+            return
+        known = self._rows.get(layer)
+        if known is not None:
+            old, at = known
+            keep = at < positions[0]
+            q, positions = torch.cat((old[:, keep], q), dim=1), torch.cat((at[keep], positions))
+        self._rows[layer] = (q[:, -self.window :].clone(), positions[-self.window :].clone())
+
+    def confirmed(self, layer: int, tokens: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+        """(float32[heads, w, D], positions int64[w]) of positions below `tokens`."""
+        rows, at = self._rows[layer]
+        keep = at < tokens
+        return np.ascontiguousarray(rows[:, keep].float().numpy()), at[keep].numpy()
