@@ -12,38 +12,22 @@ import os
 import re
 import sqlite3
 import urllib.parse
-import zlib
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Final, NoReturn
 
-import msgspec
-
-from kvsweep.ledger.codec import RULES, SCHEMA, decode, encode_batch
+from kvsweep.ledger.codec import RULES, SCHEMA, encode_batch
 from kvsweep.ledger.errors import LogCorrupt, LogError, SequenceConflict, UnknownSchema
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.store import Header, Position, Record, Stream, expect_after, expect_known, expect_position
+from kvsweep.ledger.store_format import APPLICATION_ID, COLUMNS, TABLES, Row, crc_of, record_of, row_of
 
-APPLICATION_ID: Final = 0x6B767377  # "kvsw": how `file` and a reader know the file
 PAGE_BYTES: Final = 16384
 CHECKPOINT_PAGES: Final = 8000
 CHUNK: Final = 256  # records a query: a reader holds no transaction while its caller works
 LOCK_TRIES: Final = 100
 
-TABLES: Final = {
-    "header": "CREATE TABLE header (id INTEGER PRIMARY KEY CHECK (id = 1), schema INTEGER NOT NULL, "
-    "rules INTEGER NOT NULL, created_by TEXT NOT NULL, crc INTEGER NOT NULL)",
-    "requests": "CREATE TABLE requests (rid INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE)",
-    "log": "CREATE TABLE log (position INTEGER PRIMARY KEY, rid INTEGER NOT NULL, epoch INTEGER NOT NULL, "
-    "seq INTEGER NOT NULL, type TEXT NOT NULL, operation_id INTEGER, rank INTEGER, body BLOB NOT NULL, "
-    "crc INTEGER NOT NULL, UNIQUE (rid, epoch, seq))",
-    "events": "CREATE VIEW events AS SELECT position, id AS request, epoch, seq, type, operation_id, rank, "
-    "length(body) AS bytes, body FROM log JOIN requests USING (rid)",
-}
-
-_COLUMNS: Final = (
-    "SELECT position, id, epoch, seq, type, operation_id, rank, body, crc FROM log LEFT JOIN requests USING (rid)"
-)
+_COLUMNS: Final = f"SELECT {COLUMNS} FROM log LEFT JOIN requests USING (rid)"
 _ALL: Final = f"{_COLUMNS} WHERE position > ? AND position <= ? ORDER BY position LIMIT {CHUNK}"
 _ONE: Final = f"{_COLUMNS} WHERE log.rid = ? AND epoch = ? AND seq >= ? AND position <= ? ORDER BY seq LIMIT {CHUNK}"
 _INSERT: Final = "INSERT INTO log VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -60,8 +44,6 @@ _NOT_DAMAGE: Final = frozenset(
 
 # The driver fails to decode the database's own message when that quotes damaged text.
 _FAULTS: Final = (sqlite3.Error, UnicodeDecodeError)
-
-Row: TypeAlias = tuple[Any, ...]
 
 
 class SqliteLog:
@@ -178,14 +160,10 @@ class SqliteLog:
     # ---- opening
 
     def _connect(self) -> sqlite3.Connection:
-        exists = os.path.exists(self.path)
-        if not exists:
+        if not os.path.exists(self.path):
             if self._read_only:
                 raise LogError(f"ledger {self.path} does not exist")
-            try:
-                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-            except OSError as error:
-                raise LogError(f"ledger {self.path} cannot be created: {error.strerror}") from error
+            _begin(self.path)
         elif os.path.isdir(self.path):
             raise LogError(f"ledger {self.path}: expected a file, got a directory")
         elif os.path.getsize(self.path) == 0:
@@ -195,16 +173,12 @@ class SqliteLog:
         # Damaged text must come back as other text, which a checksum finds, and not as an error of the decoder.
         db.text_factory = functools.partial(str, encoding="utf-8", errors="replace")
         try:
-            if exists:
-                _expect_ledger(db, self.path)
-                _expect_whole(db, self.path)
+            _expect_ledger(db, self.path)
+            _expect_whole(db, self.path)
             if not self._read_only:
-                db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
                 db.execute("PRAGMA journal_mode = WAL")
                 db.execute("PRAGMA synchronous = FULL")
                 db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
-                if not exists:
-                    _create(db)
         except BaseException:
             db.close()
             raise
@@ -225,7 +199,7 @@ class SqliteLog:
                 last += 1
                 if row[0] != last:
                     raise LogCorrupt(last, f"the event is missing, the next one stands at {row[0]}")
-                yield _record(row)
+                yield record_of(row)
             if error is not None:
                 self._unreadable(error, last + 1)
             if not rows:
@@ -242,7 +216,7 @@ class SqliteLog:
                 if row[1:4] != (request.request_id, request.request_epoch, seq):
                     raise LogCorrupt(row[0], f"expected event {seq} of {request}, got {row[3]} of {row[1]!r}, {row[2]}")
                 seq, last = seq + 1, row[0]
-                yield _record(row)
+                yield record_of(row)
             if error is not None:
                 self._unreadable(error, last + 1)
             if len(rows) < CHUNK:
@@ -278,10 +252,6 @@ def _one(db: sqlite3.Connection, sql: str, arguments: tuple[object, ...] = ()) -
     return value
 
 
-def _crc(*columns: object, body: bytes = b"") -> int:
-    return zlib.crc32(body, zlib.crc32(msgspec.msgpack.encode(columns)))
-
-
 def _rows(db: sqlite3.Connection, batch: Sequence[Event], bodies: list[bytes], last: Position) -> list[Row]:
     """Columns of every event, its sequence number checked against what its stream holds."""
     rids: dict[str, int] = {}
@@ -299,42 +269,34 @@ def _rows(db: sqlite3.Connection, batch: Sequence[Event], bodies: list[bytes], l
         if event.seq != following[request]:
             raise SequenceConflict(request, following[request], event.seq)
         following[request] += 1
-        operation = getattr(event, "operation", None)
-        plain = (
-            epoch,
-            event.seq,
-            type(event).__name__,
-            operation and operation.operation_id,
-            getattr(event, "rank", None),
-        )
-        rows.append((position, rids[name], *plain, body, _crc(position, name, *plain, body=body)))
+        rows.append(row_of(position, rids[name], event, body))
     return rows
 
 
-def _record(row: Row) -> Record:
-    *plain, body, crc = row
-    position: Position = row[0]
-    if not isinstance(body, bytes) or crc != _crc(*plain, body=body):
-        raise LogCorrupt(position, "the row does not have the checksum that it was written with")
-    try:
-        return Record(position=position, event=decode(body))
-    except LogError as error:
-        raise LogCorrupt(position, str(error)) from error
-
-
-def _create(db: sqlite3.Connection) -> None:
+def _begin(path: str) -> None:
+    """Make a new ledger beside the place and move it there: killed in between, it is not half a ledger."""
     try:
         created_by = importlib.metadata.version("kvsweep")
     except importlib.metadata.PackageNotFoundError:
         created_by = "unknown"
-    db.execute("BEGIN IMMEDIATE")
-    db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    db.execute(f"PRAGMA user_version = {SCHEMA}")
-    for statement in TABLES.values():
-        db.execute(statement)
-    header = (SCHEMA, RULES, created_by)
-    db.execute("INSERT INTO header VALUES (1, ?, ?, ?, ?)", (*header, _crc(*header)))
-    db.execute("COMMIT")
+    new = f"{path}-new"
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(new)
+        os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    except OSError as error:
+        raise LogError(f"ledger {path} cannot be created: {error.strerror}") from error
+    with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as db:
+        db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+        db.execute("BEGIN IMMEDIATE")
+        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        db.execute(f"PRAGMA user_version = {SCHEMA}")
+        for statement in TABLES.values():
+            db.execute(statement)
+        header = (SCHEMA, RULES, created_by)
+        db.execute("INSERT INTO header VALUES (1, ?, ?, ?, ?)", (*header, crc_of(*header)))
+        db.execute("COMMIT")
+    os.rename(new, path)
 
 
 def _expect_ledger(db: sqlite3.Connection, path: str) -> None:
@@ -368,7 +330,7 @@ def _expect_whole(db: sqlite3.Connection, path: str) -> None:
 
 def _read_header(db: sqlite3.Connection, path: str) -> Header:
     row = db.execute("SELECT schema, rules, created_by, crc FROM header").fetchone()
-    if row is None or row[3] != _crc(*row[:3]):
+    if row is None or row[3] != crc_of(*row[:3]):
         raise LogError(f"ledger {path} is corrupt: its header does not have the checksum that it was written with")
     return Header(schema=row[0], rules=row[1], created_by=row[2])
 

@@ -67,6 +67,13 @@ def test_files_beside_an_open_ledger_are_private_too(path: Path) -> None:
     log.close()
 
 
+def test_what_a_killed_beginning_left_is_no_hindrance(path: Path) -> None:
+    left = path.with_name(f"{path.name}-new")
+    left.write_bytes(b"half")
+    open_log(f"sqlite:{path}").close()
+    assert os.listdir(path.parent) == [path.name]
+
+
 def test_any_sqlite_tool_reads_the_view(full: Path, written: Any) -> None:
     db = sqlite3.connect(full)
     rows = db.execute("SELECT position, request, epoch, seq, type, operation_id, rank, bytes FROM events").fetchall()
