@@ -217,6 +217,16 @@ def test_a_row_that_shows_another_generation_is_an_error(world: Any) -> None:
         world.device.table(request, 0, 1, 0)
 
 
+def test_g3_a_row_shows_its_generation_until_the_next_one_is_written(world: Any) -> None:
+    world.device.queue(world.transfer(1, {0: [4]}, {0: [2]}, generation=1))
+    world.device.advance()
+    request = world.operation(1).request
+    world.device.queue(world.transfer(2, {0: [4]}, {0: [3]}, generation=2))
+    assert world.device.table(request, 0, 1, 0).tolist() == [2]
+    assert world.device.cancel(2) is True
+    assert world.device.table(request, 0, 1, 0).tolist() == [2]
+
+
 def test_f5_two_lives_of_one_id_have_rows_of_their_own(world: Any) -> None:
     world.device.queue(world.transfer(1, {0: [4]}, {0: [2]}))
     world.device.advance()

@@ -113,6 +113,7 @@ def test_b6_a_release_over_pools_gives_back_all_or_nothing() -> None:
         (((0,), (3,)), (0,), "device pool of group 1: block 3"),
         (((0,), (1,)), (0, 7), "CPU copy pool: block 7"),
         (((0,), (1,)), (3, 5), "CPU pool: block 3"),
+        (((0,), (1,)), (0, 5, 5), "CPU copy pool: block 5"),
         (((0, 0), ()), (), "device pool of group 0: block 0"),
     ):
         with pytest.raises(DoubleFree, match=name):

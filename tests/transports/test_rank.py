@@ -46,6 +46,7 @@ def test_g2_the_word_comes_after_the_copies_and_the_row(world: Any, worker: Rank
 def test_a_repeated_start_does_no_work_and_repeats_the_word(world: Any, worker: RankWorker) -> None:
     start = world.transfer(1, {0: [4]}, {0: [2]})
     worker.perform([start, start])  # the second one while the first is queued
+    assert worker.poll() == []
     world.device.advance()
     [first] = worker.poll()
     copied = world.cpu.traffic.read_bytes
@@ -120,6 +121,8 @@ def test_below_the_floor_a_rank_forgets_and_refuses(world: Any, worker: RankWork
         "Cancel refused: below the floor 2",
     ]
     assert worker.probe() == 2  # 1 is gone
+    worker.perform([world.cancel(6), world.transfer(7, {0: [4]}, {0: [3]}, floor=7)])
+    assert worker.poll() == []  # nobody waits for what lies below the floor
 
 
 def test_an_operation_that_runs_while_the_floor_passes_it_still_gets_its_word(world: Any, worker: RankWorker) -> None:
@@ -164,7 +167,7 @@ def test_a_full_device_queue_performs_nothing(make_world: Any) -> None:
     assert world.device.queued == 0
 
 
-def test_a_words_is_repeated_on_probe_until_it_is_acknowledged(world: Any, worker: RankWorker) -> None:
+def test_a_word_is_repeated_on_probe_until_it_is_acknowledged(world: Any, worker: RankWorker) -> None:
     worker.perform([world.cancel(1), world.cancel(2)])
     sent = worker.poll()
     assert worker.poll() == []
