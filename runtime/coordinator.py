@@ -230,6 +230,10 @@ class Coordinator:
         watch = self._watches.get(operation.operation_id) if operation is not None else None
         if watch is not None:
             watch.apply(event)
+        if isinstance(event, e.RequestClosed):
+            self.producer.forget(event.request)
+            for device in self.devices:
+                device.forget(event.request)
 
     async def _pump(self) -> None:
         while True:

@@ -56,6 +56,8 @@ class Driver:
         self._outbox: deque[tuple[int, Effect]] = deque()
         self._watchers: list[Callable[[Event], None]] = []
         self._failed: LogError | None = None
+        self.events = 0  # appended so far
+        self.final_digest = ""  # of the whole run, once it is closed
 
     @classmethod
     def open(
@@ -160,6 +162,7 @@ class Driver:
         """Record the last digest and close the log."""
         if self._failed is None:
             self._record_digest()
+            self.final_digest = self.digest()
         self.log.close()
 
     # ---- inside
@@ -183,6 +186,7 @@ class Driver:
             self.metrics.apply(event)
             for watcher in self._watchers:
                 watcher(event)
+        self.events += len(turn.events)
         self._since_digest += len(turn.events)
         if self._since_digest >= self.settings.log.digest_every:
             self._record_digest(position)

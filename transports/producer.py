@@ -42,6 +42,7 @@ class HostProducer:
         self._limit = requests
         self._keep: dict[RequestKey, tuple[int, Rows[Slot]]] = {}
         self._due: list[Acknowledged] = []
+        self._gathered: dict[int, int] = {}  # bytes of gathers that no acknowledgement has carried yet
 
     def perform(self, effects: Iterable[Effect]) -> None:
         """Do what is addressed to the producer, in order; other effects are passed over.
@@ -125,9 +126,14 @@ class HostProducer:
 
     def _gather(self, effect: Gather) -> None:
         everything = (effect.source.size + 1) * max(shape.block_bytes for shape in self.memory.shapes)
+        copied = 0
         for chunk in split(self.memory, effect.source, effect.destination, everything):
             self.memory.move(chunk.group, chunk.layers, chunk.row_ptr, chunk.source, chunk.destination)
-            self.cpu_gather_bytes += chunk.blocks * self.memory.shapes[chunk.group].block_bytes
+            copied += chunk.blocks * self.memory.shapes[chunk.group].block_bytes
+        self.cpu_gather_bytes += copied
+        self._gathered[effect.operation.operation_id] = copied
+        if len(self._gathered) > self._limit:  # operations that were aborted are never acknowledged
+            del self._gathered[next(iter(self._gathered))]
         self.cpu_destination_blocks += int(np.unique(effect.destination.ids).size)
 
     def _note(self, effect: PublishKeepMap | Acknowledge) -> None:
@@ -137,4 +143,10 @@ class HostProducer:
             # A map that was overtaken on its way must not replace the newer one.
             if known is None or known[0] <= effect.selection_revision:
                 self._keep[request] = (effect.selection_revision, effect.keep)
-        self._due.append(Acknowledged(operation=effect.operation, process_epoch=self.process_epoch))
+        self._due.append(
+            Acknowledged(
+                operation=effect.operation,
+                process_epoch=self.process_epoch,
+                cpu_gather_bytes=self._gathered.pop(effect.operation.operation_id, 0),
+            )
+        )

@@ -1,0 +1,79 @@
+"""The demo's closing tables: every cost by itself, what it freed apart from that, and what was not active."""
+
+from __future__ import annotations
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from kvsweep.scenarios.demo import DRAFT_TOKENS, DemoResult
+
+COSTS = {
+    "cpu_gather_bytes": "copied on the CPU into copy destinations",
+    "cpu_destination_blocks": "CPU copy destinations allocated (blocks)",
+    "h2d_bytes": "CPU memory to staging",
+    "unpack_bytes": "staging to areas",
+    "d2h_bytes": "device-written blocks mirrored to the CPU",
+    "resident_moved_bytes": "moved from area to area on the device",
+    "packed_bytes": "of these, by pack",
+    "table_updates": "layer tables written",
+    "metadata_bytes": "ids and tables in messages",
+    "plan_s": "planning (seconds)",
+    "wait_s": "waiting for ranks (seconds)",
+}
+
+
+def closing_table(result: DemoResult) -> Group:
+    return Group(_text(result), _costs(result), _blocks(result), _run(result))
+
+
+def _text(result: DemoResult) -> Text:
+    words = " ".join(result.text.split())
+    return Text(f"… {words[:400]}{' …' if len(words) > 400 else ''}\n", style="italic")
+
+
+def _costs(result: DemoResult) -> Table:
+    table = Table("cost", "measured", "what it is", title="What it cost")
+    for name, meaning in COSTS.items():
+        value = result.metrics[name]
+        table.add_row(name, f"{value:,.3f}" if isinstance(value, float) else f"{value:,}", meaning)
+    return table
+
+
+def _blocks(result: DemoResult) -> Table:
+    table = Table("blocks and areas", "count", title="What it freed")
+    for name, value in (
+        ("physical blocks released", result.physical_blocks_released),
+        ("device pool", sum(result.device_blocks)),
+        ("owned at most", result.owned_blocks_max),
+        ("owned at the end of decoding", result.owned_blocks),
+        ("live in the fullest layer", result.live_blocks),
+        ("vacant areas at the end", result.vacant_areas),
+        ("areas uploaded", result.uploaded_areas),
+        ("areas adopted without a copy", result.adopted_areas),
+    ):
+        table.add_row(name, f"{value:,}")
+    for mode, count in result.remap.items():
+        table.add_row(f"retained by {mode}", f"{count:,}")
+    return table
+
+
+def _run(result: DemoResult) -> Table:
+    same = "token for token" if result.lossless else f"differs from token {result.first_difference} on"
+    table = Table("run", title="The run")
+    table.add_column("", overflow="fold")
+    for name, value in (
+        ("equals plain decoding", same),
+        ("tokens", f"{len(result.tokens)} in {result.verifies} verifies, {result.rounds} rounds"),
+        ("draft tokens accepted a verify", f"{result.accepted_per_verify:.2f} of {DRAFT_TOKENS}"),
+        ("seconds", ", ".join(f"{what} {took:.1f}" for what, took in result.seconds.items())),
+        ("model", f"{result.model['name']} {result.model['dtype']}, SHA-256 {result.model['sha256']}"),
+        ("text", result.source.splitlines()[0]),
+        ("seed", str(result.seed)),
+        ("digest", result.digest),
+        ("not active, not run", ", ".join(result.not_run)),
+        ("ledger", f"{result.ledger} ({result.events} events)"),
+        ("look back", f"kvsweep log replay {result.ledger} --verify"),
+    ):
+        table.add_row(name, value)
+    return table

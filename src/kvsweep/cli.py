@@ -1,0 +1,163 @@
+"""The command line. Every error is one sentence on stderr and a non-zero exit; every command has --json."""
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Literal, NoReturn
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+import kvsweep
+from kvsweep.kernels.errors import KernelArgumentError
+from kvsweep.ledger.errors import KvsweepError, UsageError
+from kvsweep.runtime.log_commands import log_app
+
+DATA_FAULT, USAGE_FAULT = 1, 2
+HIDDEN_FROM_EVIDENCE = ("--ledger", "--json")  # where the output goes does not change the run
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Coordinator of KV-cache compaction for LLM serving.",
+)
+app.add_typer(log_app, name="log")
+
+
+def fail(message: object, code: int) -> NoReturn:
+    """One sentence on stderr."""
+    typer.echo(f"kvsweep: {' '.join(str(message).split())}", err=True)
+    raise typer.Exit(code)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(kvsweep.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """Nothing to do before a command."""
+
+
+def command_line(arguments: list[str]) -> list[str]:
+    """The command as evidence: without the options that only say where the output goes."""
+    kept, skip = ["kvsweep"], False
+    for argument in arguments:
+        if skip:
+            skip = False
+        elif argument == "--ledger":
+            skip = True
+        elif not argument.startswith(("--ledger=", "--json")):
+            kept.append(argument)
+    return kept
+
+
+@app.command()
+def demo(
+    quick: Annotated[bool, typer.Option("--quick", help="1,024 prompt tokens, block 16: about half a minute.")] = False,
+    text: Annotated[Path | None, typer.Option(help="A UTF-8 text of your own as the prompt.")] = None,
+    prompt_tokens: Annotated[int | None, typer.Option(help="Tokens of the text that are the prompt. [2048]")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Tokens to emit. [256]")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Stop after this many rounds instead of --tokens.", min=1)] = None,
+    block_size: Annotated[int | None, typer.Option(help="Tokens in a block. [32]")] = None,
+    budget: Annotated[float, typer.Option(help="Part of the whole blocks that a layer keeps.")] = 0.25,
+    every: Annotated[int, typer.Option(help="Tokens between compaction rounds.", min=1)] = 16,
+    selection: Annotated[Literal["layer", "shared"], typer.Option(help="A list a layer, or one for all.")] = "layer",
+    scorer: Annotated[
+        Literal["attention", "quest", "recency"], typer.Option(help="What ranks the blocks.")
+    ] = "attention",
+    hysteresis: Annotated[float, typer.Option(help="Factor on the scores of resident blocks, from 1.")] = 1.0,
+    retain: Annotated[Literal["remap", "move"], typer.Option(help="Rewrite tables, or move bytes.")] = "remap",
+    pack: Annotated[
+        Literal["auto", "never"], typer.Option(help="Gather scattered areas after a shrinking keep.")
+    ] = "auto",
+    source: Annotated[
+        Literal["source-only", "copy"], typer.Option(help="Name CPU blocks, or gather copies of them first.")
+    ] = "source-only",
+    dtype: Annotated[Literal["fp32", "bf16"], typer.Option(help="Of weights and KV.")] = "fp32",
+    temperature: Annotated[float, typer.Option(help="0 is greedy; above, a seeded generator of the request's.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of sampling, process epochs and the device's order.", min=0)] = 20260916,
+    ledger: Annotated[
+        Path | None, typer.Option(help="Ledger file to begin; without it, one in a new temporary folder.")
+    ] = None,
+    synthetic: Annotated[bool, typer.Option("--synthetic", help="A tiny seeded model with sliding windows.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The closing figures as JSON on stdout.")] = False,
+) -> None:
+    """Decode with a real model while its KV cache is compacted, and compare with plain decoding."""
+    try:
+        from kvsweep.scenarios import demo as run
+        from kvsweep.scenarios.closing import closing_table
+        from kvsweep.scenarios.engine.text import TextError
+        from kvsweep.scenarios.engine.weights import MissingModel, ModelFileError
+    except ImportError as error:
+        fail(f"the demo needs the package's extra 'demo' (pip install 'kvsweep[demo]'): {error}", USAGE_FAULT)
+    defaults = (1024, 96, 16) if quick else (2048, 256, 32)
+    prompt, emit, size = (
+        given if given is not None else default
+        for given, default in zip((prompt_tokens, tokens, block_size), defaults, strict=True)
+    )
+    options = run.DemoOptions(
+        prompt_tokens=prompt,
+        tokens=emit,
+        block_size=size,
+        budget=budget,
+        every=every,
+        selection=selection,
+        scorer=scorer,
+        hysteresis=hysteresis,
+        retain=retain,
+        pack=pack,
+        source=source,
+        dtype=dtype,
+        temperature=temperature,
+        seed=seed,
+        rounds=rounds,
+        text=text,
+        synthetic=synthetic,
+    )
+    path = ledger if ledger is not None else Path(tempfile.mkdtemp(prefix="kvsweep-")) / "demo.ledger"
+    console = Console(stderr=True)
+    try:
+        with Progress(
+            TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console, transient=True
+        ) as bar:
+            task = bar.add_task("starting", total=None)
+
+            def watch(what: str, done: int, of: int) -> None:
+                bar.update(task, description=what, completed=done, total=of)
+
+            result = run.run_demo(options, ledger=f"sqlite:{path}", command=command_line(sys.argv[1:]), watch=watch)
+    except (UsageError, TextError) as error:
+        fail(error, USAGE_FAULT)
+    except (KvsweepError, MissingModel, ModelFileError, KernelArgumentError) as error:
+        fail(error, DATA_FAULT)
+    if as_json:
+        typer.echo(msgspec.json.encode(result))
+    else:
+        Console().print(closing_table(result))
+    if dtype == "fp32" and not result.lossless:
+        fail(f"token {result.first_difference} differs from plain decoding", DATA_FAULT)
+
+
+@app.command()
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False) -> None:
+    """What is active here, what is not, and why."""
+    from kvsweep.scenarios.doctor import examine, findings_table
+
+    findings = examine()
+    if as_json:
+        typer.echo(msgspec.json.encode(findings))
+    else:
+        Console().print(findings_table(findings))
+
+
+def main() -> None:
+    """Entry point."""
+    app()
