@@ -6,7 +6,6 @@ carries a CRC-32 over its plain columns and its body, because a database notices
 
 import contextlib
 import fcntl
-import functools
 import importlib.metadata
 import os
 import re
@@ -170,8 +169,6 @@ class SqliteLog:
             raise LogError(f"ledger {self.path} is empty: expected an SQLite file, got 0 bytes")
         mode = "ro" if self._read_only else "rw"
         db = sqlite3.connect(f"file:{urllib.parse.quote(self.path)}?mode={mode}", uri=True, isolation_level=None)
-        # Damaged text must come back as other text, which a checksum finds, and not as an error of the decoder.
-        db.text_factory = functools.partial(str, encoding="utf-8", errors="replace")
         try:
             _expect_ledger(db, self.path)
             _expect_whole(db, self.path)

@@ -160,6 +160,8 @@ def test_broken_laws_are_noticed(written: Any, monkeypatch: pytest.MonkeyPatch) 
     assert not verified.ok
     assert verified.position == written.events[at(written.events, e.DigestRecorded)].position
     assert verified.message == "broken law: alone: somebody else is here"
+    unrecorded = written.events[: at(written.events, e.DigestRecorded)]
+    assert in_memory(unrecorded).verify().position == len(unrecorded)
 
 
 # ---- damage

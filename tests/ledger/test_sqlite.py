@@ -15,7 +15,7 @@ import pytest
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.codec import SCHEMA
-from kvsweep.ledger.errors import LogCorrupt, LogError, UnknownSchema
+from kvsweep.ledger.errors import LogCorrupt, LogError, SequenceConflict, UnknownSchema
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.sqlite import PAGE_BYTES, SqliteLog
 from kvsweep.ledger.store import open_log
@@ -176,6 +176,16 @@ def test_an_interrupted_commit_stops_the_writer(path: Path, monkeypatch: pytest.
     again = open_log(f"sqlite:{path}")
     assert again.append(resumed(1)) == 2
     again.close()
+
+
+def test_a_refused_batch_leaves_no_name_behind(path: Path) -> None:
+    log = open_log(f"sqlite:{path}")
+    with pytest.raises(SequenceConflict):
+        log.append([e.RequestResumed(request=RequestKey("new", 1), seq=0), *resumed(7)])
+    log.close()
+    db = sqlite3.connect(path)
+    assert db.execute("SELECT count(*) FROM requests").fetchone() == (0,)
+    db.close()
 
 
 WRITER = """
