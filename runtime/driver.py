@@ -161,8 +161,8 @@ class Driver:
     def close(self) -> None:
         """Record the last digest and close the log."""
         if self._failed is None:
-            self._record_digest()
             self.final_digest = self.digest()
+            self._record_digest()
         self.log.close()
 
     # ---- inside

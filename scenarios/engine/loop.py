@@ -16,6 +16,7 @@ import torch
 from kvsweep.ledger.errors import Refused
 from kvsweep.ledger.ids import HOLE, RequestKey, int32_view, no_rows
 from kvsweep.ledger.messages import BlockSelection, OpenTail, SealTail
+from kvsweep.ledger.ownership import blocks_by_group
 from kvsweep.ledger.state import RequestState
 from kvsweep.runtime.coordinator import Coordinator
 from kvsweep.runtime.scorers import attention_mass, block_bounds, quest, recency
@@ -203,7 +204,7 @@ class Session:
         live = int(view.physical.counts.max())
         shrunk = self._kept_live == 0 or live < self._kept_live
         self._kept_live = live
-        if not shrunk:
+        if not shrunk or max(blocks.size for blocks in blocks_by_group(view.physical, self.layout)) <= live:
             return
         self.progress.packs += 1
         await self.kv.retain(
