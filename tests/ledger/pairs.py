@@ -1,0 +1,250 @@
+"""The ownership relation once more, by brute force: a set of (resource, holder) pairs and a dict of who reserved what.
+
+It shares nothing with the fold but the facts: no arrays, no rows, no reducers. It believes each fact it is told.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from kvsweep.ledger import events as e
+from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.ids import RequestKey, int32_view
+from kvsweep.ledger.layout import Layout
+from kvsweep.ledger.state import State
+
+Resource = tuple[Any, ...]
+"""("area", layer, block) · ("cpu", block) · ("row", request, row)"""
+Owner = tuple[str, RequestKey, int, int]
+"""(kind, request, number, group)"""
+Table = dict[int, list[tuple[int, int]]]
+"""layer -> (logical block, physical block) of each slot"""
+
+
+class Plan:
+    def __init__(self, key: RequestKey) -> None:
+        self.key, self.generation, self.full, self.row = key, 0, False, -1
+        self.logical: dict[int, list[int]] = {}
+        self.table: Table = {}
+        self.stored: list[tuple[int, int]] = []
+        self.awaited: set[int] = set()
+        self.settling = False
+
+
+class Pairs:
+    def __init__(self, layout: Layout) -> None:
+        self.group = {layer.layer: layer.group for layer in layout.layers}
+        self.active, self.groups = layout.active_layers, layout.groups
+        self.hold: set[tuple[Resource, Owner]] = set()
+        self.own: dict[tuple[int, int], RequestKey] = {}
+        self.views: dict[RequestKey, Table] = {}  # current ones
+        self.plans: dict[int, Plan] = {}
+        self.tail: dict[tuple[RequestKey, int], dict[int, int]] = {}  # logical block -> group -> block
+        self.source: dict[RequestKey, dict[int, int]] = {}
+
+    # ---- asking
+
+    def layers(self, group: int) -> list[int]:
+        return [layer for layer, of in self.group.items() if of == group]
+
+    def alone(self, owner: Owner) -> list[list[int]]:
+        """Per group: the blocks that only this holder holds, so that they are free when it goes."""
+        found = []
+        for group in range(self.groups):
+            mine, others = set(), set()
+            for resource, holder in self.hold:
+                if resource[0] == "area" and self.group[resource[1]] == group:
+                    (mine if holder == owner else others).add(resource[2])
+            found.append(sorted(mine - others))
+        return found
+
+    # ---- hearing a fact
+
+    def hear(self, event: Event) -> None:
+        handler: Callable[[Any], None] | None = getattr(self, f"on_{type(event).__name__}", None)
+        if handler is not None:
+            handler(event)
+        held = {(self.group[r[1]], r[2]) for r, _ in self.hold if r[0] == "area"}
+        self.own = {block: key for block, key in self.own.items() if block in held}
+
+    def put(self, owner: Owner, resources: Iterable[Resource]) -> None:
+        self.hold |= {(resource, owner) for resource in resources}
+
+    def release(self, kind: str, key: RequestKey, number: int = 0, group: int = 0) -> None:
+        self.hold = {pair for pair in self.hold if pair[1] != (kind, key, number, group)}
+
+    def block(self, group: int, block: int) -> list[Resource]:
+        return [("area", layer, block) for layer in self.layers(group)]
+
+    def reserve(self, key: RequestKey, reserved: tuple[bytes, ...]) -> None:
+        for group, blocks in enumerate(reserved):
+            self.own |= {(group, block): key for block in int32_view(blocks).tolist()}
+
+    def on_SourcesRegistered(self, event: e.SourcesRegistered) -> None:
+        pairs = zip(int32_view(event.logical).tolist(), int32_view(event.source).tolist(), strict=True)
+        self.source.setdefault(event.request, {}).update(pairs)
+        self.sources_of(event.request)
+
+    def sources_of(self, key: RequestKey) -> None:
+        self.release("owner", key)
+        self.put(("owner", key, 0, 0), [("cpu", block) for block in self.source.get(key, {}).values()])
+
+    def on_RequestPreempted(self, event: Event) -> None:
+        self.views.pop(event.request, None)
+
+    def on_RequestFinished(self, event: Event) -> None:
+        self.views.pop(event.request, None)
+        self.source.pop(event.request, None)
+        self.sources_of(event.request)
+
+    def on_ProducerRestarted(self, event: Event) -> None:
+        for key in list(self.source):
+            self.source.pop(key)
+            self.sources_of(key)
+
+    # ---- plans
+
+    def on_UploadPlanned(self, event: e.UploadPlanned) -> None:
+        plan = self.plans[event.operation.operation_id] = Plan(event.request)
+        plan.logical, plan.generation, plan.full = event.logical.as_lists(), event.generation, event.kind == "full"
+
+    def on_BlocksLeased(self, event: e.BlocksLeased) -> None:
+        key, number = event.request, event.operation.operation_id
+        plan, destination = self.plans[number], event.destination.as_lists()
+        plan.row = event.row
+        base = {} if plan.full else self.views.get(key, {})
+        plan.table = {
+            layer: [
+                *base.get(layer, []), *self.adopt(key, number, layer, event.adopted.as_lists().get(layer, [])),
+                *zip(plan.logical[layer], destination[layer], strict=True),
+            ]
+            for layer in self.active
+        }  # fmt: skip
+        self.reserve(key, event.reserved)
+        self.put(("dst", key, number, 0), [("row", key, event.row)])
+        for layer, blocks in destination.items():
+            self.put(("dst", key, number, 0), [("area", layer, block) for block in blocks])
+        sources = [*event.source.ids.tolist(), *int32_view(event.copies).tolist()]
+        self.put(("src", key, number, 0), [("cpu", block) for block in sources])
+
+    def adopt(self, key: RequestKey, number: int, layer: int, logical: list[int]) -> list[tuple[int, int]]:
+        slots = [(block, self.tail[key, block][self.group[layer]]) for block in logical]
+        self.put(("src", key, number, 0), [("area", layer, physical) for _, physical in slots])
+        return slots
+
+    def on_RetainPlanned(self, event: e.RetainPlanned) -> None:
+        key, number = event.request, event.operation.operation_id
+        plan = self.plans[number] = Plan(key)
+        plan.generation, plan.row = event.generation, event.row
+        view, adopted = self.views.get(key, {}), event.adopted.as_lists()
+        targets = event.moved_to.as_lists()
+        moves = {
+            layer: dict(zip(blocks, targets[layer], strict=True))
+            for layer, blocks in event.moved_from.as_lists().items()
+        }
+        for layer in self.active:
+            kept = [view[layer][slot] for slot in event.keep.row(layer).tolist()]
+            kept += self.adopt(key, number, layer, adopted.get(layer, []))
+            plan.table[layer] = [(logical, moves.get(layer, {}).get(block, block)) for logical, block in kept]
+        self.reserve(key, event.reserved)
+        self.put(("dst", key, number, 0), [("row", key, event.row)])
+        for layer, blocks in targets.items():
+            self.put(("dst", key, number, 0), [("area", layer, block) for block in blocks])
+
+    def on_StoreStarted(self, event: e.StoreStarted) -> None:
+        key, number = event.request, event.operation.operation_id
+        plan = self.plans[number] = Plan(key)
+        plan.stored = list(zip(int32_view(event.logical).tolist(), int32_view(event.source).tolist(), strict=True))
+        for logical, source in plan.stored:
+            for group, block in self.tail[key, logical].items():
+                self.put(("src", key, number, 0), self.block(group, block))
+            self.put(("dst", key, number, 0), [("cpu", source)])
+        plan.awaited = {rank for rank, _ in event.ranks}
+
+    def on_TransferStarted(self, event: e.TransferStarted) -> None:
+        self.plans[event.operation.operation_id].awaited = {rank for rank, _ in event.ranks}
+
+    on_ReadersDrained = on_TransferStarted
+
+    # ---- ends
+
+    def on_RankTransferred(self, event: Any) -> None:
+        plan = self.plans[event.operation.operation_id]
+        plan.awaited.discard(event.rank)
+        self.quiet(event.operation.operation_id)
+
+    on_TablesApplied = on_RankStored = on_TransferSettled = on_RankTransferred
+
+    def on_UploadAborted(self, event: Any) -> None:
+        self.plans[event.operation.operation_id].settling = True
+        self.quiet(event.operation.operation_id)
+
+    on_RetainAborted = on_StoreAborted = on_UploadAborted
+
+    def quiet(self, number: int) -> None:
+        plan = self.plans[number]
+        if plan.settling and not plan.awaited:
+            self.done(number)
+
+    def done(self, number: int) -> Plan:
+        plan = self.plans.pop(number)
+        self.release("dst", plan.key, number)
+        self.release("src", plan.key, number)
+        return plan
+
+    def on_ResidencyCommitted(self, event: Any) -> None:
+        plan = self.done(event.operation.operation_id)
+        self.views[event.request] = plan.table
+        owner = ("view", event.request, plan.generation, 0)
+        self.put(owner, [("row", event.request, plan.row)])
+        for layer, slots in plan.table.items():
+            self.put(owner, [("area", layer, block) for _, block in slots])
+
+    on_OwnersCommitted = on_ResidencyCommitted
+
+    def on_StoreCompleted(self, event: Any) -> None:
+        plan = self.done(event.operation.operation_id)
+        self.source.setdefault(event.request, {}).update(plan.stored)
+        self.sources_of(event.request)
+
+    def on_BlocksRetired(self, event: e.BlocksRetired) -> None:
+        self.release("view", event.request, event.generation)
+
+    # ---- tail
+
+    def on_TailOpened(self, event: e.TailOpened) -> None:
+        blocks = dict(enumerate(int32_view(event.physical_by_group).tolist()))
+        self.tail[event.request, event.logical] = blocks
+        for group, block in blocks.items():
+            self.own[group, block] = event.request
+            self.put(("tail", event.request, event.logical, group), self.block(group, block))
+
+    def on_TailDropped(self, event: e.TailDropped) -> None:
+        for logical in int32_view(event.logical).tolist():
+            block = self.tail[event.request, logical].pop(event.group)
+            self.put(("fence", event.request, event.fence, 0), self.block(event.group, block))
+            self.release("tail", event.request, logical, event.group)
+
+    def on_FenceOpened(self, event: e.FenceOpened) -> None:
+        self.release("fence", event.request, event.fence)
+
+
+def pairs_of(state: State) -> set[tuple[Resource, Owner]]:
+    """The fold's relation, flattened."""
+    found: set[tuple[Resource, Owner]] = set()
+    for key, holders in state.ownership.held.items():
+        for holder, holding in holders.items():
+            owner = (holder.kind, key, holder.number, holder.group)
+            for layer, blocks in holding.areas.as_lists().items():
+                found |= {(("area", layer, block), owner) for block in blocks}
+            found |= {(("cpu", block), owner) for block in int32_view(holding.sources).tolist()}
+            found |= {(("row", key, row), owner) for row in holding.rows}
+    return found
+
+
+def own_of(state: State) -> dict[tuple[int, int], RequestKey]:
+    return {
+        (group, block): key
+        for key, own in state.ownership.own.items()
+        for group, blocks in enumerate(own)
+        for block in int32_view(blocks).tolist()
+    }
