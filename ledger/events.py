@@ -340,6 +340,28 @@ class CommandRefused(Event, frozen=True, kw_only=True, array_like=True, gc=False
     reason: str
 
 
+class PrefixPublished(Event, frozen=True, kw_only=True, array_like=True, gc=False, tag=60):
+    """A clean tail block, whole in every layer, is shared from here on: the pool holds it too, nobody writes it."""
+
+    logical: int
+    number: int  # of the prefix, dense within the pool
+    key: str  # opaque name of the tokens up to the block's end
+
+
+class PrefixAttached(Event, frozen=True, kw_only=True, array_like=True, gc=False, tag=61):
+    """A request that begins with the same tokens refers to a shared block: one more holder, no copy."""
+
+    logical: int
+    number: int
+
+
+class PrefixEvicted(Event, frozen=True, kw_only=True, array_like=True, gc=False, tag=62):
+    """The cache gives up its reference; the block is free when its last reader has gone."""
+
+    number: int
+    freed: BlocksByGroup
+
+
 class RunConfigured(Event, frozen=True, kw_only=True, array_like=True, gc=False, tag=50):
     """First event of a ledger: what is needed to repeat the run (J1) and what the reducers need of the world."""
 
@@ -388,6 +410,7 @@ AnyEvent: TypeAlias = (
     | AllRanksApplied | OwnersCommitted | BlocksRetired | RetainAcknowledged | RetainAborted | TailOpened
     | TailSealed | StoreStarted | RankStored | StoreCompleted | StoreAborted | BlockLost | TailDropped
     | FenceOpened | SourcesRegistered | TransferSettled | AckIgnored | AckRefused | PlanRefused | CommandRefused
-    | RunConfigured | RankLost | RankRestarted | ProducerRestarted | DigestRecorded
+    | RunConfigured | RankLost | RankRestarted | ProducerRestarted | DigestRecorded | PrefixPublished
+    | PrefixAttached | PrefixEvicted
 )  # fmt: skip
 """Closed union: the codec decodes exactly these."""

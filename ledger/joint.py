@@ -12,6 +12,7 @@ from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.events import (
     BlocksSelected,
     OwnersCommitted,
+    PrefixAttached,
     RequestClosed,
     RequestFinished,
     RequestPreempted,
@@ -80,7 +81,7 @@ def _nothing_held(state: State, request: RequestState, event: Event) -> str | No
 
 
 def _may_write(state: State, request: RequestState, event: Event) -> str | None:
-    allowed = ("RUNNING",) if isinstance(event, TailOpened) else ("RUNNING", "PREEMPTED")
+    allowed = ("RUNNING",) if isinstance(event, TailOpened | PrefixAttached) else ("RUNNING", "PREEMPTED")
     return None if request.life in allowed else f"life is {request.life}"
 
 
@@ -89,7 +90,9 @@ JOINT: Final = (
     JointRule("commit only on the view planned on", "F2", (ResidencyCommitted, OwnersCommitted), _on_planned_view),
     JointRule("turn back before the life changes", "G3", (RequestPreempted, RequestFinished), _lanes_turned_back),
     JointRule("close only when nothing is held", "B6", (RequestClosed,), _nothing_held),
-    JointRule("only a living request writes", "G4", (TailOpened, StoreStarted, SourcesRegistered), _may_write),
+    JointRule(
+        "only a living request writes", "G4", (TailOpened, StoreStarted, SourcesRegistered, PrefixAttached), _may_write
+    ),
 )
 
 

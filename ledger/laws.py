@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
-from kvsweep.ledger.ids import HOLE, int32_view
+from kvsweep.ledger.ids import HOLE, POOL, int32_view
 from kvsweep.ledger.ownership import Holder
-from kvsweep.ledger.state import COMMANDS_KEPT, State
+from kvsweep.ledger.state import CLOSED_KEPT, COMMANDS_KEPT, PREFIXES_KEPT, State
 
 Pairs = dict[tuple[int, int], list[tuple[str, Holder]]]
 """(layer, physical block) -> every (request id, holder) that holds the area."""
@@ -44,6 +44,7 @@ def _conservation(state: State) -> Iterator[str]:
         held[layout.layers[layer].group].add(block)
     for group in range(layout.groups):
         owned = [int(b) for blocks in state.ownership.own.values() for b in int32_view(blocks[group])]
+        owned += state.ownership.shared_blocks(layout)[group].tolist()
         if len(owned) != len(set(owned)):
             yield f"group {group}: a block is owned twice"
         if set(owned) != held[group]:
@@ -53,8 +54,12 @@ def _conservation(state: State) -> Iterator[str]:
 
 
 def _one_owner(state: State) -> Iterator[str]:
+    if state.pool.run is None:
+        return
+    layout = state.pool.layout
+    shared = [set(blocks.tolist()) for blocks in state.ownership.shared_blocks(layout)]
     for area, holders in area_pairs(state).items():
-        if len({name for name, _ in holders}) > 1:
+        if len({name for name, _ in holders}) > 1 and area[1] not in shared[layout.layers[area[0]].group]:
             yield f"area {area} is held for {sorted({name for name, _ in holders})}"
 
 
@@ -89,6 +94,10 @@ def _views_held(state: State) -> Iterator[str]:
 def _holders_known(state: State) -> Iterator[str]:
     """Every holder stands for something that exists: leases, fences and quarantine cannot leak."""
     for key, holders in state.ownership.held.items():
+        if key == POOL:
+            if {holder.number for holder in holders} != {prefix.number for prefix in state.pool.prefixes}:
+                yield "the pool's holders are not its prefixes"
+            continue
         request = state.request(key)
         if request is None:
             yield f"{key}: holds resources but is unknown"
@@ -103,22 +112,38 @@ def _holders_known(state: State) -> Iterator[str]:
             "owner": {0},
         }
         for holder in holders:
-            if holder.number not in known[holder.kind]:
+            if holder.number not in known.get(holder.kind, set()):
                 yield f"{key.request_id}: {holder} stands for nothing"
 
 
 def _sources_valid(state: State) -> Iterator[str]:
-    """A CPU block that is said valid is held by its owner, and by one request only."""
+    """A request's owner holds its valid and stale CPU blocks; an unshared block is held for one request only."""
     seen: dict[int, str] = {}
+    shared = set(int32_view(state.ownership.shared_sources).tolist())
     for name, request in state.requests.items():
-        table = int32_view(request.source)
-        valid = {int(block) for block in table if block != HOLE}
+        tables = [*int32_view(request.source).tolist(), *int32_view(request.stale).tolist()]
         owner = state.ownership.holders(request.key).get(Holder("owner"))
-        if valid != (set(int32_view(owner.sources).tolist()) if owner else set()):
-            yield f"{name}: valid CPU blocks are not those its owner holds"
+        if {block for block in tables if block != HOLE} != (
+            set(int32_view(owner.sources).tolist()) if owner else set()
+        ):
+            yield f"{name}: its owner does not hold exactly its CPU blocks"
         for block in state.ownership.sources(request.key).tolist():
-            if seen.setdefault(block, name) != name:
+            if block not in shared and seen.setdefault(block, name) != name:
                 yield f"CPU block {block} is held for {seen[block]} and {name}"
+
+
+def _shared_whole(state: State) -> Iterator[str]:
+    """A prefix holds every area of its blocks, and only shared blocks."""
+    if state.pool.run is None:
+        return
+    layout = state.pool.layout
+    shared = [set(blocks.tolist()) for blocks in state.ownership.shared_blocks(layout)]
+    for prefix in state.pool.prefixes:
+        holding = state.ownership.holders(POOL).get(Holder("prefix", prefix.number))
+        for layer in layout.layers:
+            block = prefix.physical[layer.group]
+            if holding is None or block not in holding.areas.row(layer.layer) or block not in shared[layer.group]:
+                yield f"prefix {prefix.number}: layer {layer.layer} of block {block} is not held by the cache"
 
 
 def _bounded(state: State) -> Iterator[str]:
@@ -126,6 +151,8 @@ def _bounded(state: State) -> Iterator[str]:
     for name, request in state.requests.items():
         if len(request.views) > request.rows or len(request.commands) > COMMANDS_KEPT:
             yield f"{name}: {len(request.views)} views on {request.rows} rows, {len(request.commands)} commands"
+    if len(state.pool.prefixes) > PREFIXES_KEPT or len(state.pool.closed) > CLOSED_KEPT:
+        yield f"{len(state.pool.prefixes)} prefixes and {len(state.pool.closed)} closed requests are kept"
 
 
 def _closed_holds_nothing(state: State) -> Iterator[str]:
@@ -142,6 +169,7 @@ LAWS: Final = (
     Law("a view holds what its table names", "B4", _views_held),
     Law("every holder stands for something", "B6", _holders_known),
     Law("a valid CPU block has one owner", "D1", _sources_valid),
+    Law("a prefix block is whole and shared", "B6", _shared_whole),
     Law("every history is bounded", "F2", _bounded),
     Law("a closed request holds nothing", "B6", _closed_holds_nothing),
 )

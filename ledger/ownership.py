@@ -12,15 +12,15 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from kvsweep.ledger.ids import Int32, Physical, RequestKey, Rows, int32_view, no_rows
+from kvsweep.ledger.ids import POOL, Int32, Physical, RequestKey, Rows, int32_view, no_rows
 from kvsweep.ledger.layout import Layout
 
-HolderKind = Literal["view", "tail", "dst", "src", "fence", "owner"]
+HolderKind = Literal["view", "tail", "dst", "src", "fence", "owner", "prefix"]
 
 
 class Holder(Struct, frozen=True, array_like=True, gc=False, order=True):
     """view(request, generation) · tail(request, logical, group) · dst / src(operation id) · fence(request, number) ·
-    owner(request): its CPU blocks."""
+    owner(request): its CPU blocks · prefix(number), which the pool itself holds."""
 
     kind: HolderKind
     number: int = 0
@@ -54,10 +54,16 @@ def _wire(blocks: npt.NDArray[np.int32]) -> bytes:
 
 
 class Ownership(Struct, frozen=True, gc=False):
-    """held: request -> holder -> what it holds. own: request -> blocks it reserved, a '<i4' list a group, ascending."""
+    """held: request -> holder -> what it holds. own: request -> blocks it reserved, a '<i4' list a group, ascending.
+
+    A block that was published as a prefix has no owner any more: it stands in `shared` until its last holder is gone,
+    whoever that is, and nobody places into its vacant areas. `shared_sources` is the same for CPU blocks.
+    """
 
     held: dict[RequestKey, dict[Holder, Holding]]
     own: dict[RequestKey, tuple[bytes, ...]]
+    shared: tuple[bytes, ...] = ()  # a '<i4' list a group, ascending; () where nothing is shared
+    shared_sources: bytes = b""
 
     def holders(self, request: RequestKey) -> Mapping[Holder, Holding]:
         return self.held.get(request, {})
@@ -97,7 +103,43 @@ class Ownership(Struct, frozen=True, gc=False):
             own_all[request] = own
         else:
             own_all.pop(request, None)
-        return Ownership(held_all, own_all)
+        changed = Ownership(held_all, own_all, self.shared, self.shared_sources)
+        return changed._unshare(touched, layout) if touched and (self.shared or self.shared_sources) else changed
+
+    def publish(
+        self, request: RequestKey, layout: Layout, number: int, blocks: tuple[int, ...], source: int
+    ) -> "Ownership":
+        """Share one block of each group and one CPU block: the pool's prefix(number) holds every area of them."""
+        new = tuple(np.asarray([block], dtype="<i4") for block in blocks)
+        areas: Rows[Physical] = Rows.of({layer.layer: [blocks[layer.group]] for layer in layout.layers})
+        wire = np.asarray([source], dtype="<i4")
+        holding = Holding(areas=areas, sources=wire.tobytes())
+        own = tuple(_wire(np.setdiff1d(old, ids)) for old, ids in zip(self.owned(request, layout), new, strict=True))
+        shared = tuple(_wire(np.union1d(old, ids)) for old, ids in zip(self.shared_blocks(layout), new, strict=True))
+        own_all = {**self.own, request: own}
+        if not any(own):
+            del own_all[request]
+        return Ownership(
+            {**self.held, POOL: {**self.held.get(POOL, {}), Holder("prefix", number): holding}},
+            own_all,
+            shared,
+            _wire(np.union1d(int32_view(self.shared_sources), wire)),
+        )
+
+    def shared_blocks(self, layout: Layout) -> tuple[Int32, ...]:
+        """Shared device blocks, a list a group."""
+        return tuple(int32_view(blocks) for blocks in self.shared or (b"",) * layout.groups)
+
+    def _unshare(self, touched: list[Holding], layout: Layout) -> "Ownership":
+        """Shared blocks that a removed pair touched and that nobody at all holds any more are free."""
+        remaining = [holding for holders in self.held.values() for holding in holders.values()]
+        shared = _without_free(self.shared or (b"",) * layout.groups, touched, remaining, layout)
+        sources = int32_view(self.shared_sources)
+        gone = np.intersect1d(sources, _union(int32_view(holding.sources) for holding in touched))
+        if gone.size:
+            left = _union(int32_view(holding.sources) for holding in remaining)
+            sources = np.setdiff1d(sources, np.setdiff1d(gone, left))
+        return Ownership(self.held, self.own, shared if any(shared) else (), _wire(sources))
 
     def owned(self, request: RequestKey, layout: Layout) -> tuple[Int32, ...]:
         """Blocks that the request reserved and somebody still holds, a list a group."""
@@ -113,12 +155,20 @@ class Ownership(Struct, frozen=True, gc=False):
         return frozenset(row for holding in self.holders(request).values() for row in holding.rows)
 
     def freed_since(self, before: "Ownership", request: RequestKey, layout: Layout) -> Freed:
-        """owned before − referenced after (B6): what the allocation owners take back."""
+        """owned (or shared) before − held after (B6): what the allocation owners take back."""
         device = tuple(
-            _wire(np.setdiff1d(old, new))
-            for old, new in zip(before.owned(request, layout), self.owned(request, layout), strict=True)
+            _wire(np.setdiff1d(np.union1d(own, shared), np.union1d(own_after, shared_after)))
+            for own, shared, own_after, shared_after in zip(
+                before.owned(request, layout),
+                before.shared_blocks(layout),
+                self.owned(request, layout),
+                self.shared_blocks(layout),
+                strict=True,
+            )
         )
-        return Freed(device=device, sources=_wire(np.setdiff1d(before.sources(request), self.sources(request))))
+        held_before = np.union1d(before.sources(request), int32_view(before.shared_sources))
+        held_after = np.union1d(self.sources(request), int32_view(self.shared_sources))
+        return Freed(device=device, sources=_wire(np.setdiff1d(held_before, held_after)))
 
     def occupancy(self, request: RequestKey, group: int, layout: Layout) -> tuple[Int32, npt.NDArray[np.bool_]]:
         """(blocks int32[n] the request owns in the group, held bool[layers of the group, n])."""
@@ -139,6 +189,8 @@ class Ownership(Struct, frozen=True, gc=False):
         return [
             [[request, sorted(holders.items())] for request, holders in sorted(self.held.items())],
             sorted(self.own.items()),
+            self.shared,
+            self.shared_sources,
         ]
 
 

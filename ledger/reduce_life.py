@@ -39,7 +39,7 @@ def finished(state: State, request: RequestState, event: RequestFinished) -> Sta
     owner = Holder("owner")
     drop = (owner,) if owner in state.ownership.holders(request.key) else ()
     ownership = state.ownership.change(request.key, state.pool.layout, drop=drop)
-    gone = replace(request, current=0, map_revision=request.map_revision + 1, keep_map=None, source=b"")
+    gone = replace(request, current=0, map_revision=request.map_revision + 1, keep_map=None, source=b"", stale=b"")
     return adopt(state, gone, ownership=ownership)
 
 

@@ -15,7 +15,7 @@ from kvsweep.ledger.events import (
     RunConfigured,
 )
 from kvsweep.ledger.ids import HOLE
-from kvsweep.ledger.ownership import Holder
+from kvsweep.ledger.sources import merged
 from kvsweep.ledger.state import PoolState, State
 
 
@@ -63,16 +63,16 @@ def _generation(state: State, event: Event, generation: int) -> None:
 
 
 def producer_restarted(state: State, event: ProducerRestarted) -> State:
-    """Every CPU block is invalid until registered again; leases of operations in flight are not dropped."""
+    """Every CPU block is invalid until registered again; the blocks stay held, and so do leases in flight."""
     if event.process_epoch <= state.pool.producer_epoch:
         _refuse(state, event, f"expected a process epoch above {state.pool.producer_epoch}, got {event.process_epoch}")
-    ownership, requests = state.ownership, dict(state.requests)
-    for name, request in state.requests.items():
-        if Holder("owner") in ownership.holders(request.key):
-            ownership = ownership.change(request.key, state.pool.layout, drop=(Holder("owner"),))
-        requests[name] = replace(request, source=b"")
-    pool = replace(state.pool, producer_epoch=event.process_epoch)
-    return State(pool=pool, requests=requests, ownership=ownership)
+    if state.pool.prefixes:
+        _refuse(state, event, "shared prefixes stand on CPU blocks that are invalid now: evict them first")
+    requests = {
+        name: replace(request, source=b"", stale=merged(request.stale, request.source))
+        for name, request in state.requests.items()
+    }
+    return replace(state, pool=replace(state.pool, producer_epoch=event.process_epoch), requests=requests)
 
 
 def noted(state: State, event: AckIgnored | AckRefused | CommandRefused | DigestRecorded) -> PoolState:

@@ -16,9 +16,10 @@ from kvsweep.ledger.events import (
     TailOpened,
     TailSealed,
 )
-from kvsweep.ledger.ids import HOLE, Int32, Physical, Rows, int32_view
+from kvsweep.ledger.ids import HOLE, Physical, Rows, int32_view
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.ownership import Holder, Holding
+from kvsweep.ledger.sources import blocks_of, with_blocks, without
 from kvsweep.ledger.state import Lane, OpenOperation, RequestState, State, TailBlock
 
 
@@ -127,31 +128,16 @@ def store_completed(state: State, request: RequestState, event: StoreCompleted) 
     logical, source = int32_view(opened.stored), int32_view(opened.stored_to)
     clean = tuple(replace(block, phase="clean") for block in request.tail if block.logical in logical)
     number = event.operation.operation_id
-    known = _register(request.source, logical, source)
+    known, stale = with_blocks(request.source, logical, source), without(request.stale, logical)
     ownership = state.ownership.change(
         request.key,
         state.pool.layout,
-        put={Holder("owner"): Holding(sources=_valid(known))},
+        put={Holder("owner"): Holding(sources=blocks_of(known, stale))},
         drop=(Holder("dst", number), Holder("src", number)),
     )
-    request = _with(
-        replace(request, source=known, store=Lane(phase=request.store.phase, closed=closed_record(opened))), *clean
-    )
+    lane = Lane(phase=request.store.phase, closed=closed_record(opened))
+    request = _with(replace(request, source=known, stale=stale, store=lane), *clean)
     return adopt(state, request, ownership=ownership)
-
-
-def _register(known: bytes, logical: Int32, source: Int32) -> bytes:
-    """CPU block by logical block, with HOLE where none is valid."""
-    size = max(len(known) // 4, int(logical.max()) + 1 if logical.size else 0)
-    table = np.full(size, HOLE, dtype="<i4")
-    table[: len(known) // 4] = int32_view(known)
-    table[logical] = source
-    return table.tobytes()
-
-
-def _valid(known: bytes) -> bytes:
-    table = int32_view(known)
-    return bytes(table[table != HOLE].tobytes())
 
 
 def registered(state: State, request: RequestState, event: SourcesRegistered) -> State:
@@ -162,17 +148,22 @@ def registered(state: State, request: RequestState, event: SourcesRegistered) ->
         refuse(request, event, "expected one distinct CPU block for each distinct logical block")
     if logical.size and (int(logical.min()) < 0 or int(source.min()) < 0 or int(source.max()) >= full):
         refuse(request, event, f"expected logical blocks from 0 and CPU blocks in [0, {full})")
+    again = int32_view(blocks_of(request.stale))
     for other in state.ownership.held:
-        clash = np.intersect1d(state.ownership.sources(other), source)
+        clash = np.setdiff1d(np.intersect1d(state.ownership.sources(other), source), again)
         if clash.size:
             refuse(request, event, f"CPU block {int(clash[0])} is held for {other.request_id}")
-    if any(request.source_of(int(block)) != HOLE for block in logical):
-        refuse(request, event, "a logical block has a valid CPU block already")
-    known = _register(request.source, logical, source)
+    stale = int32_view(request.stale)
+    for at, block in zip(logical.tolist(), source.tolist(), strict=True):
+        if request.source_of(at) != HOLE:
+            refuse(request, event, f"logical block {at} has a valid CPU block already")
+        if block in again and not (at < stale.size and stale[at] == block):
+            refuse(request, event, f"CPU block {block} was not that of logical block {at}")
+    known, left = with_blocks(request.source, logical, source), without(request.stale, logical)
     ownership = state.ownership.change(
-        request.key, state.pool.layout, put={Holder("owner"): Holding(sources=_valid(known))}
+        request.key, state.pool.layout, put={Holder("owner"): Holding(sources=blocks_of(known, left))}
     )
-    return adopt(state, replace(request, source=known), ownership=ownership)
+    return adopt(state, replace(request, source=known, stale=left), ownership=ownership)
 
 
 def lost(state: State, request: RequestState, event: BlockLost) -> State:

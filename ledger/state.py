@@ -13,6 +13,9 @@ from kvsweep.ledger.ownership import NOTHING_OWNED, Ownership
 CLOSED_KEPT = 1024
 """Closed requests whose last life is remembered; the oldest is forgotten first, its epoch raises the floor."""
 
+PREFIXES_KEPT = 4096
+"""Shared blocks in the prefix cache; a further one is refused until one is evicted."""
+
 COMMANDS_KEPT = 64
 """Idempotency keys remembered a request."""
 
@@ -104,6 +107,7 @@ class RequestState(Struct, frozen=True, kw_only=True, gc=False):
     tail: tuple[TailBlock, ...] = ()
     fences: tuple[int, ...] = ()
     source: bytes = b""  # '<i4' valid CPU block of each logical block, HOLE where there is none
+    stale: bytes = b""  # '<i4' CPU blocks still held whose bytes a producer restart made invalid
     whole_blocks: int = 0  # of the sequence at the last selection
     keep_map: KeepMap | None = None
     commands: tuple[Remembered, ...] = ()
@@ -131,6 +135,16 @@ class RequestState(Struct, frozen=True, kw_only=True, gc=False):
         return "/".join((self.life, self.upload.phase, self.retain.phase, self.store.phase)).lower()
 
 
+class Prefix(Struct, frozen=True, kw_only=True, gc=False):
+    """One shared block of the prefix cache."""
+
+    number: int
+    key: str
+    logical: int
+    physical: tuple[int, ...]  # one a group
+    source: int
+
+
 class PoolState(Struct, frozen=True, kw_only=True, gc=False):
     """Facts of the whole pool."""
 
@@ -143,6 +157,8 @@ class PoolState(Struct, frozen=True, kw_only=True, gc=False):
     next_operation_id: int = 1
     closed: tuple[str, ...] = ()  # ids of closed requests, oldest first
     epoch_floor: int = 0  # no forgotten life had a higher epoch
+    prefixes: tuple[Prefix, ...] = ()  # oldest first
+    next_prefix: int = 1
 
     @property
     def layout(self) -> Layout:
