@@ -80,6 +80,8 @@ REDUCE_POOL: Final[dict[type[Event], Callable[[State, Any], Any]]] = {
     e.AckRefused: reduce_pool.noted,
     e.CommandRefused: reduce_pool.noted,
     e.DigestRecorded: reduce_pool.noted,
+    e.HandshakeAgreed: reduce_pool.noted,
+    e.HandshakeRefused: reduce_pool.noted,
 }
 
 LIVING: Final = frozenset({"RUNNING", "PREEMPTED", "FINISHING"})

@@ -5,6 +5,7 @@ from typing import Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kvsweep.ledger.errors import LayoutError
 
@@ -113,6 +114,25 @@ class Layout(Struct, frozen=True, kw_only=True, array_like=True):
         """Bytes of one block's K and V in one layer, all heads."""
         one = self.layers[layer]
         return 2 * one.kv_heads * self.block_size * one.head_dim * DTYPE_BYTES[self.dtype]
+
+    def heads_of_rank(self, layer: int, rank: int, ranks: int) -> tuple[int, int]:
+        """KV heads [start, stop) of a layer that a tensor-parallel rank holds: as even as possible, more to low ranks."""
+        base, more = divmod(self.layers[layer].kv_heads, ranks)
+        start = rank * base + min(rank, more)
+        return start, start + base + (rank < more)
+
+    def shard(self, rank: int, ranks: int) -> "Layout":
+        """One rank's part: the same layers and groups with its KV heads. Raises LayoutError where a rank has none."""
+        fewest = min(layer.kv_heads for layer in self.layers)
+        if not 0 <= rank < ranks or ranks > fewest:
+            raise LayoutError(
+                "ranks", f"1 to {fewest} ranks, a KV head for each, and a rank below that", f"{rank} of {ranks}"
+            )
+        layers = []
+        for layer in self.layers:
+            start, stop = self.heads_of_rank(layer.layer, rank, ranks)
+            layers.append(replace(layer, kv_heads=stop - start))
+        return replace(self, layers=tuple(layers))
 
     @property
     def layout_hash(self) -> str:

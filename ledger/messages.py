@@ -91,14 +91,46 @@ class Finish(Struct, frozen=True, kw_only=True):
     request: RequestKey
 
 
+class PublishPrefix(Struct, frozen=True, kw_only=True):
+    """Share these clean tail blocks of the request, each under the opaque name of the tokens up to its end."""
+
+    request: RequestKey
+    keys: tuple[tuple[int, str], ...]  # (logical block, key)
+
+
+class AttachPrefix(Struct, frozen=True, kw_only=True):
+    """Refer to the shared blocks of these names, from logical block 0 on, as far as they are there."""
+
+    request: RequestKey
+    keys: tuple[str, ...]  # of logical blocks 0, 1, …
+
+
+class EvictPrefix(Struct, frozen=True, kw_only=True):
+    """Give up the cache's references to its oldest blocks; readers keep theirs."""
+
+    blocks: int  # at most
+
+
 Command: TypeAlias = (
-    OpenRequest | RegisterSources | OpenTail | SealTail | Select | Retain | Abort | Preempt | Resume | Finish
+    OpenRequest
+    | RegisterSources
+    | OpenTail
+    | SealTail
+    | Select
+    | Retain
+    | Abort
+    | Preempt
+    | Resume
+    | Finish
+    | PublishPrefix
+    | AttachPrefix
+    | EvictPrefix
 )
 
 # ---- reports: a peer says
 
 
-class Done(Struct, frozen=True, kw_only=True):
+class Done(Struct, frozen=True, kw_only=True, tag=True):
     """A rank's terminal word on one operation. Zero bytes are acknowledged too."""
 
     operation: Operation
@@ -113,12 +145,26 @@ class Done(Struct, frozen=True, kw_only=True):
     wait_s: float = 0.0
 
 
-class Acknowledged(Struct, frozen=True, kw_only=True):
+class Acknowledged(Struct, frozen=True, kw_only=True, tag=True):
     """The producer has taken note of a published keep map or a committed view."""
 
     operation: Operation
     process_epoch: int
     cpu_gather_bytes: int = 0
+
+
+class ProcessStarted(Struct, frozen=True, kw_only=True, tag=True):
+    """A rank's or the producer's process lives in this epoch; an earlier one of the same peer is over."""
+
+    process_epoch: int
+    rank: int | None = None  # None: the producer
+
+
+class ProcessLost(Struct, frozen=True, kw_only=True, tag=True):
+    """A rank's process is known to have ended; nothing of it can read or write any more."""
+
+    rank: int
+    process_epoch: int
 
 
 class Reserved(Struct, frozen=True, kw_only=True):
@@ -129,10 +175,9 @@ class Reserved(Struct, frozen=True, kw_only=True):
     cpu_full: bytes  # '<i4' in [0, K)
     cpu_copy: bytes  # '<i4' in [K, N)
     free: int  # blocks free in the pool that could not give, for the refusal's text
-    plan_s: float = 0.0  # seconds spent planning before the reservation
 
 
-Report: TypeAlias = Done | Acknowledged | Reserved
+Report: TypeAlias = Done | Acknowledged | ProcessStarted | ProcessLost | Reserved
 
 # ---- effects: things to do
 
@@ -148,7 +193,7 @@ class Reserve(Struct, frozen=True, kw_only=True):
     device: tuple[int, ...]  # new blocks a group
     cpu_full: int
     cpu_copy: int
-    plan_s: float = 0.0
+    claim: bytes = b""  # '<i4' CPU blocks in [0, K) that the producer has chosen itself
 
 
 class Release(Struct, frozen=True, kw_only=True):
@@ -159,7 +204,7 @@ class Release(Struct, frozen=True, kw_only=True):
     needs: Need = "process"
 
 
-class Gather(Struct, frozen=True, kw_only=True):
+class Gather(Struct, frozen=True, kw_only=True, tag=True):
     """Producer: copy these blocks, layer by layer, into copy destinations before the transfer reads them."""
 
     operation: Operation
@@ -168,7 +213,7 @@ class Gather(Struct, frozen=True, kw_only=True):
     needs: Need = "nothing"
 
 
-class Transfer(Struct, frozen=True, kw_only=True):
+class Transfer(Struct, frozen=True, kw_only=True, tag=True):
     """Rank: pull whole blocks from CPU memory into areas, write the table row, then report. Rows are per layer."""
 
     operation: Operation
@@ -183,7 +228,7 @@ class Transfer(Struct, frozen=True, kw_only=True):
     needs: Need = "nothing"
 
 
-class MoveBlocks(Struct, frozen=True, kw_only=True):
+class MoveBlocks(Struct, frozen=True, kw_only=True, tag=True):
     """Rank: copy areas out of place (none for a remap), write the table row, then report."""
 
     operation: Operation
@@ -198,7 +243,7 @@ class MoveBlocks(Struct, frozen=True, kw_only=True):
     needs: Need = "nothing"
 
 
-class StoreBlocks(Struct, frozen=True, kw_only=True):
+class StoreBlocks(Struct, frozen=True, kw_only=True, tag=True):
     """Rank: copy device-written blocks to CPU blocks, every layer of every group, then report."""
 
     operation: Operation
@@ -209,7 +254,7 @@ class StoreBlocks(Struct, frozen=True, kw_only=True):
     needs: Need = "nothing"
 
 
-class Cancel(Struct, frozen=True, kw_only=True):
+class Cancel(Struct, frozen=True, kw_only=True, tag=True):
     """Rank: stop the operation if it has not run, or let it finish; say which. Promise to refuse a late start."""
 
     operation: Operation
@@ -217,7 +262,7 @@ class Cancel(Struct, frozen=True, kw_only=True):
     needs: Need = "nothing"
 
 
-class PublishKeepMap(Struct, frozen=True, kw_only=True):
+class PublishKeepMap(Struct, frozen=True, kw_only=True, tag=True):
     """Producer: the ordered keep slots per layer of one selection revision."""
 
     operation: Operation
@@ -226,7 +271,7 @@ class PublishKeepMap(Struct, frozen=True, kw_only=True):
     needs: Need = "process"
 
 
-class Acknowledge(Struct, frozen=True, kw_only=True):
+class Acknowledge(Struct, frozen=True, kw_only=True, tag=True):
     """Producer: this operation has committed; sources are no longer read for it."""
 
     operation: Operation

@@ -5,9 +5,6 @@ from msgspec.structs import replace
 from kvsweep.ledger.errors import Refused
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.events import (
-    AckIgnored,
-    AckRefused,
-    CommandRefused,
     DigestRecorded,
     ProducerRestarted,
     RankLost,
@@ -75,7 +72,7 @@ def producer_restarted(state: State, event: ProducerRestarted) -> State:
     return replace(state, pool=replace(state.pool, producer_epoch=event.process_epoch), requests=requests)
 
 
-def noted(state: State, event: AckIgnored | AckRefused | CommandRefused | DigestRecorded) -> PoolState:
+def noted(state: State, event: Event) -> PoolState:
     """Recorded, and nothing else."""
     if isinstance(event, DigestRecorded) and event.position <= HOLE:
         _refuse(state, event, f"expected a position from 0, got {event.position}")

@@ -1,10 +1,11 @@
 """What follows from the state by itself: completions, commits, retirements, closing. Each step is one more event."""
 
+import numpy as np
 from msgspec import Struct
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.event_base import RetireCause
-from kvsweep.ledger.ids import HOLE, Operation, RequestKey, int32_bytes
+from kvsweep.ledger.ids import HOLE, Int32, Operation, RequestKey, int32_bytes, int32_view
 from kvsweep.ledger.messages import Acknowledge, Cancel, Release
 from kvsweep.ledger.ownership import Holder
 from kvsweep.ledger.phases import ABORTABLE
@@ -178,10 +179,21 @@ def abort_what_can_turn_back(batch: Batch, key: RequestKey, lanes: tuple[str, ..
             abort(batch, key, lane, reason)
 
 
-def release(batch: Batch, key: RequestKey) -> None:
-    """Owned before − referenced after: what the allocation owners take back, said once a batch (B6)."""
-    layout = batch.state.pool.layout
+def release(batch: Batch) -> None:
+    """Owned or shared before − held after, over all requests of the batch: what the allocation owners take back (B6)."""
+    layout, keys = batch.state.pool.layout, batch.keys()
     before, after = batch.before.ownership, batch.state.ownership
-    freed = after.freed_since(before, key, layout)
-    if any(freed.device) or freed.sources:
-        batch.effect(Release(device=freed.device, cpu=freed.sources))
+    device = []
+    for group in range(layout.groups):
+        held = [after.owned(key, layout)[group] for key in keys] + [after.shared_blocks(layout)[group]]
+        had = [before.owned(key, layout)[group] for key in keys] + [before.shared_blocks(layout)[group]]
+        device.append(_difference(had, held))
+    had = [before.sources(key) for key in keys] + [int32_view(before.shared_sources)]
+    held = [after.sources(key) for key in keys] + [int32_view(after.shared_sources)]
+    cpu = _difference(had, held)
+    if any(device) or cpu:
+        batch.effect(Release(device=tuple(device), cpu=cpu))
+
+
+def _difference(had: list[Int32], held: list[Int32]) -> bytes:
+    return np.setdiff1d(np.concatenate(had), np.concatenate(held)).astype("<i4").tobytes()

@@ -35,5 +35,9 @@ class Batch:
         self.state = fold.apply(self.state, event)
         self.events.append(event)
 
+    def keys(self) -> tuple[RequestKey, ...]:
+        """Requests whose streams the batch touches, in order."""
+        return tuple(dict.fromkeys(event.request for event in self.events if event.request != POOL))
+
     def effect(self, effect: Effect) -> None:
         self.effects.append(effect)

@@ -10,7 +10,7 @@ from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import HOLE, POOL, Operation, RequestKey
 from kvsweep.ledger.messages import Command, Effect, Refusal, Release, Report, Reserve, Reserved, Turn
 from kvsweep.ledger.state import EMPTY, RequestState, State
-from kvsweep.runtime import decide_report, decide_request, decide_retain, decide_upload
+from kvsweep.runtime import decide_prefix, decide_process, decide_report, decide_request, decide_retain, decide_upload
 from kvsweep.runtime.advance import Context, release, settle
 from kvsweep.runtime.batch import Batch
 from kvsweep.runtime.decide_upload import CannotPlan, selection_digest
@@ -58,10 +58,15 @@ class Core:
             return self._cannot(command, error)
         if turn.outcome == "reserve":
             return turn
-        key = turn.operation.request if turn.operation else _request_of(command)
-        if key is not None and batch.state.request(key) is not None:
-            settle(batch, self._context, key)
-            release(batch, key)
+        return self._finish(batch, turn, _request_of(command))
+
+    def _finish(self, batch: Batch, turn: Turn, *asked: RequestKey | None) -> Turn:
+        """Take every step that follows by itself, say what is free, and stage."""
+        for key in dict.fromkeys((*batch.keys(), *asked)):
+            if key is not None and batch.state.request(key) is not None:
+                settle(batch, self._context, key)
+        if batch.events:
+            release(batch)
         return self._stage(batch, turn)
 
     def _decide(self, batch: Batch, message: Message, reserved: Reserved | None) -> Turn:
@@ -73,6 +78,8 @@ class Core:
             return Turn(outcome=outcome, refusal=refusal, operation=message.operation)
         if isinstance(message, messages.Acknowledged):
             return Turn(outcome=decide_report.acknowledged(batch, message), operation=message.operation)
+        if isinstance(message, messages.ProcessStarted | messages.ProcessLost):
+            return self._process(batch, message)
         key = _request_of(message)
         if key is not None and batch.state.request(key) is None:
             raise Refused(key, type(message).__name__, "no such request", ("OpenRequest",))
@@ -84,6 +91,12 @@ class Core:
             return Turn(outcome="reserve", effects=(reply,))
         return Turn(outcome="accepted", operation=reply)
 
+    def _process(self, batch: Batch, message: messages.ProcessStarted | messages.ProcessLost) -> Turn:
+        reason = decide_process.process(batch, message)
+        if reason is None:
+            return Turn(outcome="accepted")
+        return Turn(outcome="refused", refusal=Refusal(what=type(message).__name__, reason=reason))
+
     def _command(self, batch: Batch, message: Message, reserved: Reserved | None) -> Operation | Reserve | None:
         match message:
             case messages.Select():
@@ -94,10 +107,16 @@ class Core:
                 return decide_request.open_tail(batch, message, reserved)
             case messages.SealTail():
                 return decide_request.seal_tail(batch, message, reserved)
+            case messages.PublishPrefix():
+                decide_prefix.publish(batch, message)
+            case messages.AttachPrefix():
+                decide_prefix.attach(batch, message)
+            case messages.EvictPrefix():
+                decide_prefix.evict(batch, message.blocks)
+            case messages.RegisterSources():
+                return decide_request.register(batch, message, reserved)
             case messages.OpenRequest():
                 decide_request.open_request(batch, self._context, message)
-            case messages.RegisterSources():
-                decide_request.register(batch, message)
             case messages.Abort():
                 return decide_request.abort_operation(batch, message)
             case messages.Preempt():
@@ -216,12 +235,7 @@ class Core:
         """Every rank has finished the step: what only it held back is retired."""
         if self._staged is not None:
             raise UsageError("a turn is staged: adopt or discard it before the step ends")
-        batch = Batch(self._state)
-        for key in self.steps.end(number):
-            if batch.state.request(key) is not None:
-                settle(batch, self._context, key)
-                release(batch, key)
-        return self._stage(batch, Turn(outcome="accepted"))
+        return self._finish(Batch(self._state), Turn(outcome="accepted"), *self.steps.end(number))
 
     def pending(self, key: RequestKey | None = None) -> list[str]:
         """Reasons why something is still held, in words; empty when all is settled."""
@@ -235,7 +249,7 @@ def _request_of(message: Message) -> RequestKey | None:
             return message.selection.request
         case messages.Abort():
             return message.operation.request
-        case messages.OpenRequest():
+        case messages.OpenRequest() | messages.EvictPrefix() | messages.ProcessStarted() | messages.ProcessLost():
             return None
         case messages.Done() | messages.Acknowledged():
             return message.operation.request

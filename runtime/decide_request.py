@@ -19,6 +19,7 @@ from kvsweep.ledger.messages import (
     StoreBlocks,
 )
 from kvsweep.ledger.phases import ABORTABLE
+from kvsweep.ledger.sources import blocks_of, leading
 from kvsweep.ledger.state import RequestState, State
 from kvsweep.runtime.advance import Context, abort, abort_what_can_turn_back, drop_tail, floor
 from kvsweep.runtime.batch import Batch
@@ -47,14 +48,24 @@ def open_request(batch: Batch, context: Context, command: OpenRequest) -> None:
     )
 
 
-def register(batch: Batch, command: RegisterSources) -> None:
+def register(batch: Batch, command: RegisterSources, reserved: Reserved | None) -> Reserve | None:
+    """CPU blocks that the producer has filled are valid sources; those not yet held for the request are claimed first."""
+    layout = batch.state.pool.layout
+    held = int32_view(blocks_of(batch.request(command.request).stale))
+    new = np.setdiff1d(int32_view(command.source), held)
+    if new.size and reserved is None:
+        nothing = (0,) * layout.groups
+        return Reserve(cause=command, device=nothing, cpu_full=0, cpu_copy=0, claim=int32_bytes(new))
+    if reserved is not None and reserved.device is None:
+        raise CannotPlan("store", "no_space", int(new.size), 0, reserved.free)
     batch.emit(e.SourcesRegistered, command.request, logical=command.logical, source=command.source)
+    return None
 
 
 def open_tail(batch: Batch, command: OpenTail, reserved: Reserved | None) -> Reserve | None:
     """One new block a group for every logical block that has none yet, up to and without `until`."""
     request, layout = batch.request(command.request), batch.state.pool.layout
-    start = max([len(request.source) // 4, *(block.logical + 1 for block in request.tail)])
+    start = max([leading(request.source), *(block.logical + 1 for block in request.tail)])
     missing = list(range(start, command.until))
     if not missing:
         return None

@@ -39,6 +39,15 @@ class FreeList:
         self._count -= count
         return (at + self.first).astype(np.int32)
 
+    def claim(self, ids: Int32) -> bool:
+        """Reserve just these ids, all or none of them: False where one is not free or not of this pool."""
+        inside = (ids >= self.first) & (ids < self.first + self.blocks)
+        if not inside.all() or np.unique(ids).size != ids.size or not self._free[ids - self.first].all():
+            return False
+        self._free[ids - self.first] = False
+        self._count -= ids.size
+        return True
+
     def check_release(self, ids: Int32) -> None:
         """Raise LayoutError for an id of another pool, DoubleFree for one that is free or stands twice in `ids`."""
         outside = (ids < self.first) | (ids >= self.first + self.blocks)
@@ -126,9 +135,9 @@ class Pools:
             if count < 0:
                 raise LayoutError(pool.name, "0 or more blocks", str(count))
             if count > pool.free:
-                return Reserved(
-                    cause=ask.cause, device=None, cpu_full=b"", cpu_copy=b"", free=pool.free, plan_s=ask.plan_s
-                )
+                return Reserved(cause=ask.cause, device=None, cpu_full=b"", cpu_copy=b"", free=pool.free)
+        if ask.claim and not self.cpu.full.claim(int32_view(ask.claim)):
+            return Reserved(cause=ask.cause, device=None, cpu_full=b"", cpu_copy=b"", free=self.cpu.full.free)
         given = [b"" if (ids := pool.reserve(count)) is None else ids.tobytes() for pool, count in wanted]
         *device, full, copy = given
         return Reserved(
@@ -137,7 +146,6 @@ class Pools:
             cpu_full=full,
             cpu_copy=copy,
             free=min(self.device.free),
-            plan_s=ask.plan_s,
         )
 
     def release(self, effect: Release) -> None:
