@@ -21,6 +21,9 @@ from kvsweep.ledger.event_base import (
 )
 from kvsweep.ledger.ids import Logical, Operation, Physical, Rows, Slot, Source
 from kvsweep.ledger.pool_events import (
+    Difference as Difference,
+)
+from kvsweep.ledger.pool_events import (
     DigestRecorded as DigestRecorded,
 )
 from kvsweep.ledger.pool_events import (

@@ -116,7 +116,7 @@ class Layout(Struct, frozen=True, kw_only=True, array_like=True):
         return 2 * one.kv_heads * self.block_size * one.head_dim * DTYPE_BYTES[self.dtype]
 
     def heads_of_rank(self, layer: int, rank: int, ranks: int) -> tuple[int, int]:
-        """KV heads [start, stop) of a layer that a tensor-parallel rank holds: as even as possible, more to low ranks."""
+        """KV heads [start, stop) of a layer on a tensor-parallel rank: as even as possible, low ranks take the rest."""
         base, more = divmod(self.layers[layer].kv_heads, ranks)
         start = rank * base + min(rank, more)
         return start, start + base + (rank < more)
@@ -125,9 +125,7 @@ class Layout(Struct, frozen=True, kw_only=True, array_like=True):
         """One rank's part: the same layers and groups with its KV heads. Raises LayoutError where a rank has none."""
         fewest = min(layer.kv_heads for layer in self.layers)
         if not 0 <= rank < ranks or ranks > fewest:
-            raise LayoutError(
-                "ranks", f"1 to {fewest} ranks, a KV head for each, and a rank below that", f"{rank} of {ranks}"
-            )
+            raise LayoutError("ranks", f"1 to {fewest}, a KV head for each", f"rank {rank} of {ranks}")
         layers = []
         for layer in self.layers:
             start, stop = self.heads_of_rank(layer.layer, rank, ranks)

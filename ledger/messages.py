@@ -262,6 +262,18 @@ class Cancel(Struct, frozen=True, kw_only=True, tag=True):
     needs: Need = "nothing"
 
 
+class Heard(Struct, frozen=True, kw_only=True, tag=True):
+    """Rank: the coordinator has your word on this operation; it need not be repeated."""
+
+    operation_id: int
+
+
+class Forget(Struct, frozen=True, kw_only=True, tag=True):
+    """Rank: this life of the request is closed; its table rows are nobody's any more."""
+
+    request: RequestKey
+
+
 class PublishKeepMap(Struct, frozen=True, kw_only=True, tag=True):
     """Producer: the ordered keep slots per layer of one selection revision."""
 
@@ -280,6 +292,8 @@ class Acknowledge(Struct, frozen=True, kw_only=True, tag=True):
 
 
 RankWork: TypeAlias = Transfer | MoveBlocks | StoreBlocks | Cancel
+ToRank: TypeAlias = RankWork | Heard | Forget
+FromRank: TypeAlias = Done | ProcessStarted
 ProducerWork: TypeAlias = Gather | PublishKeepMap | Acknowledge
 Effect: TypeAlias = (
     Reserve | Release | Gather | Transfer | MoveBlocks | StoreBlocks | Cancel | PublishKeepMap | Acknowledge

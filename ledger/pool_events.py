@@ -1,5 +1,7 @@
 """Facts of the pool: what a run begins with, who lives, what is shared. Kept in the stream `@pool` but for two."""
 
+from msgspec import Struct
+
 from kvsweep.ledger.event_base import BlocksByGroup, Event, RankEpochs
 from kvsweep.ledger.layout import Layout
 
@@ -45,11 +47,19 @@ class HandshakeAgreed(Event, frozen=True, kw_only=True, array_like=True, gc=Fals
     theirs: str  # JSON of the peer's capabilities
 
 
+class Difference(Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """One field in which two sides differ."""
+
+    field: str
+    expected: str
+    got: str
+
+
 class HandshakeRefused(Event, frozen=True, kw_only=True, array_like=True, gc=False, tag=64):
     """A peer was refused: every differing field with both values."""
 
     peer: str
-    differences: tuple[tuple[str, str, str], ...]  # (field, ours or what was expected, theirs)
+    differences: tuple[Difference, ...]
 
 
 class RankLost(Event, frozen=True, kw_only=True, array_like=True, gc=False, tag=51):

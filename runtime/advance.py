@@ -180,7 +180,7 @@ def abort_what_can_turn_back(batch: Batch, key: RequestKey, lanes: tuple[str, ..
 
 
 def release(batch: Batch) -> None:
-    """Owned or shared before − held after, over all requests of the batch: what the allocation owners take back (B6)."""
+    """Owned or shared before − held after, over all requests of the batch: what the owners take back (B6)."""
     layout, keys = batch.state.pool.layout, batch.keys()
     before, after = batch.before.ownership, batch.state.ownership
     device = []

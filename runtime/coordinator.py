@@ -3,7 +3,8 @@
 Everything runs on one event loop. A step loop never waits for a copy; `upload`, `retain`, `until` and `settled` wait.
 """
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
@@ -14,18 +15,36 @@ import anyio.lowlevel
 from msgspec import Struct
 
 from kvsweep.ledger import events as e
-from kvsweep.ledger.errors import Aborted, PoolExhausted, Refused
+from kvsweep.ledger.errors import Aborted, Busy, PoolExhausted, Refused
 from kvsweep.ledger.event_base import Event
-from kvsweep.ledger.ids import Logical, Operation, RequestKey, Rows, Slot, int32_view
-from kvsweep.ledger.messages import Abort, BlockSelection, Finish, Release, Retain, Select, Turn
+from kvsweep.ledger.ids import Logical, Operation, RequestKey, Rows, Slot
+from kvsweep.ledger.messages import (
+    Abort,
+    BlockSelection,
+    Done,
+    Finish,
+    Forget,
+    Heard,
+    RankWork,
+    Release,
+    Retain,
+    Select,
+    ToRank,
+    Turn,
+)
 from kvsweep.ledger.state import Residency
+from kvsweep.runtime.clock import Clock, MachineClock
 from kvsweep.runtime.core import Message
 from kvsweep.runtime.driver import Driver
 from kvsweep.runtime.metrics import Metrics
 from kvsweep.runtime.steps import HandedOut
-from kvsweep.transports.host import HostDevice
-from kvsweep.transports.producer import HostProducer
-from kvsweep.transports.rank import RankWorker
+from kvsweep.transports.links import RankLink
+from kvsweep.transports.producer import Producer
+from kvsweep.transports.wire import BadFrame, decode_from_rank, encode
+
+BAD_FRAMES_KEPT = 64
+OUTGOING_FRAMES = 65536
+"""Frames waiting for one rank. Open and settling operations bound them; a rank behind by more is broken."""
 
 
 class UploadResult(Struct, frozen=True, kw_only=True):
@@ -71,24 +90,39 @@ class _Watch:
 
 
 class Coordinator:
-    """Driver, ranks and producer in one task group. An async context manager, usable inside only."""
+    """Driver, links to ranks, and producer in one task group. An async context manager, usable inside only.
+
+    on_release is called with every `Release` before the blocks are free again: the place to poison them.
+    """
 
     def __init__(
-        self, driver: Driver, *, workers: Iterable[RankWorker], devices: Iterable[HostDevice], producer: HostProducer
+        self,
+        driver: Driver,
+        *,
+        links: Mapping[int, RankLink],
+        producer: Producer,
+        clock: Clock | None = None,
+        on_release: Callable[[Release], None] = lambda effect: None,
     ) -> None:
         self.driver = driver
-        self.workers = tuple(workers)
-        self.devices = tuple(devices)
         self.producer = producer
+        self.clock = clock or MachineClock()
+        self.bad_frames: deque[str] = deque(maxlen=BAD_FRAMES_KEPT)
+        self._links = dict(links)
+        self._on_release = on_release
         self._watches: dict[int, _Watch] = {}
+        self._outgoing: dict[int, deque[bytes]] = {rank: deque() for rank in self._links}
         self._wake = anyio.Event()
         self._changed = anyio.Event()
+        self._posted = anyio.Event()
         self._stack = AsyncExitStack()
         driver.watch(self._on_event)
 
     async def __aenter__(self) -> Self:
         self._tasks = await self._stack.enter_async_context(anyio.create_task_group())
         self._tasks.start_soon(self._pump)
+        for rank, link in self._links.items():
+            self._serve(rank, link)
         return self
 
     async def __aexit__(
@@ -98,9 +132,22 @@ class Coordinator:
             if error is None:
                 await self.settled()
         finally:
+            with anyio.CancelScope(shield=True):
+                for link in self._links.values():
+                    await link.aclose()
             self._tasks.cancel_scope.cancel()
             await self._stack.__aexit__(kind, error, traceback)
         return None
+
+    def connect(self, rank: int, link: RankLink) -> None:
+        """A rank came back over a new link; what is still on the old one may arrive late, or never."""
+        self._links[rank] = link
+        self._outgoing[rank] = deque()
+        self._serve(rank, link)
+
+    def _serve(self, rank: int, link: RankLink) -> None:
+        self._tasks.start_soon(self._receive, link)
+        self._tasks.start_soon(self._send, rank, link)
 
     # ---- what never waits
 
@@ -196,10 +243,7 @@ class Coordinator:
         for event in turn.events:
             watch.apply(event)
         try:
-            with anyio.move_on_after(self.driver.settings.transfer.deadline_s):
-                await watch.ended.wait()
-            if not watch.ended.is_set():
-                self._abort(operation, "deadline")
+            await watch.ended.wait()
         except BaseException:
             self._abort(operation, "the caller left")
             raise
@@ -232,47 +276,74 @@ class Coordinator:
             watch.apply(event)
         if isinstance(event, e.RequestClosed):
             self.producer.forget(event.request)
-            for device in self.devices:
-                device.forget(event.request)
+            for rank in self._links:
+                self._post(rank, Forget(request=event.request))
 
     async def _pump(self) -> None:
         while True:
+            self._wake = anyio.Event()
             if self._turn():
                 self._changed.set()
                 self._changed = anyio.Event()
                 await anyio.lowlevel.checkpoint()
-            else:
-                await self._wake.wait()
-                self._wake = anyio.Event()
+            await self.clock.wait(self._wake, self.driver.next_deadline())
 
     def _turn(self) -> bool:
-        """One round of the pump: effects out, one chunk of each device's streams, reports in."""
+        """One round of the pump: effects out, the producer's words and expired deadlines in."""
+        expired = self.driver.expire()
         effects = self.driver.poll()
         for effect in effects:
             if isinstance(effect, Release):
-                self._release(effect)
+                self._on_release(effect)
+                self.driver.release(effect)
+            elif isinstance(effect, RankWork):
+                for rank, _ in effect.ranks:
+                    self._post(rank, effect)
         self.producer.perform(effects)
-        for worker in self.workers:
-            worker.perform(effects)
-        busy = bool(effects)
-        for device in self.devices:
-            busy = device.advance(1) > 0 or busy
-        for word in self.producer.poll():
-            self.driver.handle(word)
-            busy = True
-        for worker in self.workers:
-            for report in worker.poll():
-                self.driver.handle(report)
-                worker.acknowledge(report.operation.operation_id)
-                busy = True
-        return busy
+        words = self.producer.poll()
+        for word in words:
+            self.handle(word)
+        return bool(expired or effects or words)
 
-    def _release(self, effect: Release) -> None:
-        """Poison before giving back: whoever still reads a freed block reads NaN."""
-        for group, blocks in enumerate(effect.device):
-            for device in self.devices:
-                device.poison(group, int32_view(blocks))
-        self.driver.release(effect)
+    # ---- links
+
+    def _post(self, rank: int, message: ToRank) -> None:
+        outgoing = self._outgoing.get(rank)
+        if outgoing is None:
+            return  # this rank is not connected: its operations end by deadline
+        if len(outgoing) >= OUTGOING_FRAMES:
+            raise Busy(f"frames to rank {rank}", OUTGOING_FRAMES)
+        outgoing.append(encode(message))
+        self._wake.set()
+        self._posted.set()
+        self._posted = anyio.Event()
+
+    async def _send(self, rank: int, link: RankLink) -> None:
+        outgoing = self._outgoing[rank]
+        try:
+            while True:
+                if not outgoing:
+                    await self._posted.wait()
+                    continue
+                await link.send(outgoing.popleft())
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            return  # what it was sent and did not do ends by deadline, or with its process epoch
+
+    async def _receive(self, link: RankLink) -> None:
+        try:
+            while True:
+                try:
+                    message = decode_from_rank(await link.receive())
+                except BadFrame as error:
+                    self.bad_frames.append(str(error))  # one bad message never ends the process
+                    continue
+                self.handle(message)
+                if isinstance(message, Done):
+                    self._post(message.rank, Heard(operation_id=message.operation.operation_id))
+                self._changed.set()
+                self._changed = anyio.Event()
+        except (anyio.EndOfStream, anyio.ClosedResourceError):
+            return
 
 
 def _started(turn: Turn) -> Operation:

@@ -3,6 +3,7 @@
 from kvsweep.ledger import events as e
 from kvsweep.ledger.ids import POOL, RequestKey
 from kvsweep.ledger.messages import Acknowledge, ProcessLost, ProcessStarted, PublishKeepMap
+from kvsweep.ledger.pool_events import Difference
 from kvsweep.ledger.state import PREFIXES_KEPT
 from kvsweep.runtime.advance import abort, abort_what_can_turn_back
 from kvsweep.runtime.batch import Batch
@@ -19,7 +20,8 @@ def process(batch: Batch, message: ProcessStarted | ProcessLost) -> str | None:
 
 
 def _refused(batch: Batch, peer: str, expected: str, got: str) -> str:
-    batch.emit(e.HandshakeRefused, POOL, peer=peer, differences=(("process_epoch", expected, got),))
+    difference = Difference(field="process_epoch", expected=expected, got=got)
+    batch.emit(e.HandshakeRefused, POOL, peer=peer, differences=(difference,))
     return f"{peer}: process_epoch: expected {expected}, got {got}"
 
 
@@ -42,6 +44,8 @@ def _lost(batch: Batch, message: ProcessLost) -> str | None:
 def _rank(batch: Batch, rank: int, process_epoch: int) -> str | None:
     pool = batch.state.pool
     known = pool.process_epoch(rank)
+    if process_epoch == known and rank not in pool.lost:
+        return None  # a repeated announcement
     if known is None or process_epoch <= known:
         return _refused(batch, f"rank {rank}", f"above {known}", str(process_epoch))
     if rank not in pool.lost:

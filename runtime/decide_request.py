@@ -49,7 +49,7 @@ def open_request(batch: Batch, context: Context, command: OpenRequest) -> None:
 
 
 def register(batch: Batch, command: RegisterSources, reserved: Reserved | None) -> Reserve | None:
-    """CPU blocks that the producer has filled are valid sources; those not yet held for the request are claimed first."""
+    """CPU blocks that the producer has filled are valid sources; those not held for it yet are claimed first."""
     layout = batch.state.pool.layout
     held = int32_view(blocks_of(batch.request(command.request).stale))
     new = np.setdiff1d(int32_view(command.source), held)

@@ -12,9 +12,10 @@ from kvsweep.ledger import laws
 from kvsweep.ledger.digest import Digest
 from kvsweep.ledger.errors import BrokenLaw, LogError, Refused
 from kvsweep.ledger.event_base import Event, Measured, RankEpochs
-from kvsweep.ledger.ids import POOL, RequestKey
+from kvsweep.ledger.ids import POOL, Operation, RequestKey
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.messages import (
+    Abort,
     Effect,
     OpenRequest,
     Release,
@@ -56,6 +57,7 @@ class Driver:
         self._outbox: deque[tuple[int, Effect]] = deque()
         self._watchers: list[Callable[[Event], None]] = []
         self._failed: LogError | None = None
+        self._deadlines: dict[int, tuple[float, Operation]] = {}  # of what waits for ranks
         self.events = 0  # appended so far
         self.final_digest = ""  # of the whole run, once it is closed
 
@@ -122,6 +124,46 @@ class Driver:
             ready.append(self._outbox.popleft()[1])
         return ready
 
+    # ---- deadlines
+
+    def next_deadline(self) -> float | None:
+        """Earliest moment, on the driver's clock, at which `expire` has something to do."""
+        return min((deadline for deadline, _ in self._deadlines.values()), default=None)
+
+    def expire(self) -> list[Turn]:
+        """Abort what has waited too long. A deadline aborts and reports; it frees nothing and settles nothing."""
+        now = self._clock()
+        due = [operation for deadline, operation in self._deadlines.values() if deadline <= now]
+        limit = self.settings.transfer.deadline_s
+        return [
+            self.handle(Abort(operation=one, reason=f"deadline of {limit:g} s: {self._silent(one)}")) for one in due
+        ]
+
+    def _silent(self, operation: Operation) -> str:
+        request = self.state.request(operation.request)
+        opened = [o for o in request.open_operations() if o.operation == operation] if request else []
+        silent = sorted(
+            {rank for o in opened for rank, _ in o.ranks} - {rank for o in opened for rank, _ in o.outcomes}
+        )
+        return f"ranks {silent} have not reported"
+
+    def _watch_deadline(self, event: Event) -> None:
+        match event:
+            case e.TransferStarted() | e.ReadersDrained() | e.StoreStarted():
+                deadline = self._clock() + self.settings.transfer.deadline_s
+                self._deadlines[event.operation.operation_id] = (deadline, event.operation)
+            case (
+                e.TransferCompleted()
+                | e.AllRanksApplied()
+                | e.StoreCompleted()
+                | e.UploadAborted()
+                | e.RetainAborted()
+                | e.StoreAborted()
+            ):
+                self._deadlines.pop(event.operation.operation_id, None)
+            case _:
+                pass
+
     def release(self, effect: Release) -> None:
         """Give freed blocks back to their pools. The caller has poisoned them by now, where it does."""
         self.pools.release(effect)
@@ -184,6 +226,7 @@ class Driver:
         for event in turn.events:
             self._digest.update(event)
             self.metrics.apply(event)
+            self._watch_deadline(event)
             for watcher in self._watchers:
                 watcher(event)
         self.events += len(turn.events)

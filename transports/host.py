@@ -196,6 +196,13 @@ class HostDevice:
             raise NotSettled(tuple(f"operation {number} is queued" for number in open_ones))
         self._tables.forget(request)
 
+    def try_forget(self, request: RequestKey) -> bool:
+        """As `forget`; False, with nothing done, while an operation of the request is queued."""
+        if any(running.operation.request == request for running in self._running.values()):
+            return False
+        self._tables.forget(request)
+        return True
+
     def write_rows(self, layer: int, physical: int, first_token: int, k: npt.NDArray[Any], v: npt.NDArray[Any]) -> None:
         """Write n tokens of one block: k, v [kv_heads, n, head_dim]; see BlockMemory.write_tokens."""
         self.memory.write_tokens(layer, physical, first_token, k, v)

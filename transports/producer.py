@@ -1,7 +1,7 @@
 """The producer: owner of the full KV in CPU memory. It names sources, or gathers copies; it learns what was kept."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,16 @@ from kvsweep.transports.blocks import BlockMemory, UInt8
 from kvsweep.transports.chunks import check_ids, check_layers, check_pair, split
 
 Float32 = npt.NDArray[np.float32]
+
+
+class Producer(Protocol):
+    """Holds the full KV; names sources, or gathers copies. `poll` may answer late."""
+
+    def perform(self, effects: Iterable[Effect]) -> None: ...
+
+    def poll(self) -> list[Acknowledged]: ...
+
+    def forget(self, request: RequestKey) -> None: ...
 
 
 class HostProducer:

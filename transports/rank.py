@@ -7,7 +7,7 @@ from msgspec import Struct, structs
 
 from kvsweep.ledger.errors import Busy, LayoutError
 from kvsweep.ledger.ids import Int32, Operation, RequestKey
-from kvsweep.ledger.messages import Cancel, Done, Effect, MoveBlocks, RankWork, StoreBlocks, Transfer
+from kvsweep.ledger.messages import Cancel, Done, Effect, MoveBlocks, RankWork, StoreBlocks, ToRank, Transfer
 from kvsweep.transports.device import Completion, Device
 
 NOTES_KEPT = 256
@@ -16,7 +16,7 @@ NOTES_KEPT = 256
 class Note(Struct, frozen=True, kw_only=True):
     """Something that a rank did not do, or that went wrong, and why. For people; the protocol does not need it."""
 
-    operation: Operation
+    operation: Operation | None  # None: the frame could not be read
     what: str
 
 
@@ -51,7 +51,16 @@ class RankWorker:
         """Operations in memory, running and answered."""
         return len(self._running) + len(self._words)
 
-    def perform(self, effects: Iterable[Effect]) -> None:
+    @property
+    def unheard(self) -> bool:
+        """Whether a word waits to be heard."""
+        return bool(self._unacknowledged)
+
+    def note_frame(self, what: str) -> None:
+        """Note a frame that could not be read: nothing of it is performed."""
+        self.notes.append(Note(operation=None, what=what))
+
+    def perform(self, effects: Iterable[Effect | ToRank]) -> None:
         """Start or cancel what names this rank; other effects are somebody else's and passed over.
 
         Raises Busy, with nothing performed, where the memory or the device's queue cannot take all of them.

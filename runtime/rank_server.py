@@ -1,0 +1,79 @@
+"""`serve_rank`: one rank's side of a link. Commands in, words out; a word is repeated until it is heard."""
+
+import anyio
+import anyio.lowlevel
+
+from kvsweep.ledger.ids import RequestKey
+from kvsweep.ledger.messages import Forget, Heard, ProcessStarted
+from kvsweep.transports.host import HostDevice
+from kvsweep.transports.links import Delivery, RankLink
+from kvsweep.transports.rank import RankWorker
+from kvsweep.transports.wire import BadFrame, decode_to_rank, encode
+
+PROBE_TURNS = 64
+"""Idle turns after which a lossy link is asked to carry the unheard words again."""
+
+
+class _Wake:
+    def __init__(self) -> None:
+        self.event = anyio.Event()
+
+    def set(self) -> None:
+        self.event.set()
+
+    async def wait(self) -> None:
+        await self.event.wait()
+        self.event = anyio.Event()
+
+
+async def serve_rank(worker: RankWorker, device: HostDevice, link: RankLink) -> None:
+    """Serve until the link ends. Announces the process epoch first.
+
+    A frame that cannot be read is noted and passed over. The device's streams advance one item a turn.
+    """
+    wake = _Wake()
+    async with anyio.create_task_group() as tasks:
+        await link.send(encode(ProcessStarted(rank=worker.rank, process_epoch=worker.process_epoch)))
+        tasks.start_soon(_work, worker, device, link, wake)
+        forgotten: set[RequestKey] = set()
+        try:
+            while True:
+                try:
+                    message = decode_to_rank(await link.receive())
+                except BadFrame as error:
+                    worker.note_frame(str(error))
+                    continue
+                if isinstance(message, Heard):
+                    worker.acknowledge(message.operation_id)
+                elif isinstance(message, Forget):
+                    forgotten.add(message.request)
+                else:
+                    worker.perform([message])
+                forgotten = {request for request in forgotten if not device.try_forget(request)}
+                wake.set()
+        except (anyio.EndOfStream, anyio.ClosedResourceError):
+            tasks.cancel_scope.cancel()
+
+
+async def _work(worker: RankWorker, device: HostDevice, link: RankLink, wake: _Wake) -> None:
+    idle = 0
+    try:
+        while True:
+            moved = device.advance(1) > 0
+            words = worker.poll()
+            for word in words:
+                await link.send(encode(word))
+            if moved or words:
+                idle = 0
+                await anyio.lowlevel.checkpoint()
+            elif link.delivery is Delivery.LOSSY and worker.unheard:
+                idle += 1
+                if idle % PROBE_TURNS == 0:
+                    worker.probe()
+                await anyio.lowlevel.checkpoint()
+            elif device.queued:
+                await anyio.lowlevel.checkpoint()  # held back by a fault: it may be let go any turn
+            else:
+                await wake.wait()
+    except anyio.BrokenResourceError:
+        return
