@@ -316,6 +316,13 @@ def test_a_first_retain_replaced_nothing() -> None:
     assert w.table() == ({0: [4], 1: [4]}, {0: [5], 1: [5]})
 
 
+def test_generation_zero_is_retired_by_nothing_but_a_retain_that_replaced_nothing() -> None:
+    w = World()
+    for cause in ("upload", "retain", "preempt", "finish"):
+        w.refuse("generation 0 is no view|BlocksRetired is illegal", e.BlocksRetired, generation=0, cause=cause,
+                 freed=w.by_group())  # fmt: skip
+
+
 # ---- row rule
 
 
