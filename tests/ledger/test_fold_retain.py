@@ -74,6 +74,7 @@ def test_g1_commit_only_after_all_ranks_applied_and_acknowledge_only_after_retir
     w.applied(op, 1)
     w.emit(e.AllRanksApplied, operation=op)
     w.refuse("BlocksRetired is illegal", e.BlocksRetired, generation=1, cause="retain", freed=w.by_group([1]))
+    w.refuse("expected generation 2, got 1", e.OwnersCommitted, operation=op, generation=1)
     w.emit(e.OwnersCommitted, operation=op, generation=2)
     w.refuse("RetainAcknowledged is illegal in running/idle/committed", e.RetainAcknowledged, operation=op,
              process_epoch=PRODUCER)  # fmt: skip
