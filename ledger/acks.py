@@ -13,7 +13,9 @@ from kvsweep.ledger.ids import Operation
 from kvsweep.ledger.state import ClosedOperation, OpenOperation, RequestState, State
 
 VerdictKind = Literal["applied", "aborts", "settles", "duplicate", "stale", "future", "conflict"]
-OUTCOMES: Final = frozenset(get_args(Outcome))
+OUTCOMES: Final = frozenset(get_args(Outcome)) - {"epoch_ended"}
+"""What a rank can say. That its process has ended is seen from outside: said by the process, it would free what the
+process may still write."""
 
 
 class Ack(Struct, frozen=True, kw_only=True):

@@ -20,11 +20,13 @@ from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.store import Header, Position, Record, Stream, expect_after, expect_known, expect_position
 from kvsweep.ledger.store_format import APPLICATION_ID, COLUMNS, TABLES, Row, crc_of, record_of, row_of
+from kvsweep.ledger.store_wal import has_log, has_unread_commit, has_writer
 
 PAGE_BYTES: Final = 16384
 CHECKPOINT_PAGES: Final = 8000
 CHUNK: Final = 256  # records a query: a reader holds no transaction while its caller works
 LOCK_TRIES: Final = 100
+UNREAD_COMMIT: Final = "a committed batch in the write-ahead file cannot be read"
 
 _COLUMNS: Final = f"SELECT {COLUMNS} FROM log LEFT JOIN requests USING (rid)"
 _ALL: Final = f"{_COLUMNS} WHERE position > ? AND position <= ? ORDER BY position LIMIT {CHUNK}"
@@ -138,6 +140,8 @@ class SqliteLog:
         except _FAULTS as error:
             text = str(error)
         if text == "ok":
+            if self._read_only and not has_writer(self.path) and has_unread_commit(self.path, PAGE_BYTES):
+                return self._ask(db, "SELECT coalesce(max(position), 0) FROM log") + 1, UNREAD_COMMIT
             return None
         row = re.search(r"\brow (\d+)", text)
         return (int(row[1]) if row else None), " ".join(text.split())
@@ -152,7 +156,8 @@ class SqliteLog:
             self._db.close()
             self._db = None
         if self._lock is not None:
-            os.unlink(f"{self.path}-lock")
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{self.path}-lock")
             os.close(self._lock)
             self._lock = None
 
@@ -167,8 +172,13 @@ class SqliteLog:
             raise LogError(f"ledger {self.path}: expected a file, got a directory")
         elif os.path.getsize(self.path) == 0:
             raise LogError(f"ledger {self.path} is empty: expected an SQLite file, got 0 bytes")
-        mode = "ro" if self._read_only else "rw"
-        db = sqlite3.connect(f"file:{urllib.parse.quote(self.path)}?mode={mode}", uri=True, isolation_level=None)
+        if not self._read_only and has_log(self.path):
+            # Writable, it would be shortened to what can be read, and the rest would be gone.
+            with contextlib.closing(_open(self.path, "ro")) as reader:
+                last = _one(reader, "SELECT coalesce(max(position), 0) FROM log")
+                if has_unread_commit(self.path, PAGE_BYTES):
+                    raise LogCorrupt(last + 1, UNREAD_COMMIT)
+        db = _open(self.path, "ro" if self._read_only else "rw")
         try:
             _expect_ledger(db, self.path)
             _expect_whole(db, self.path)
@@ -240,6 +250,10 @@ class SqliteLog:
         if code is not None and code & 0xFF in _NOT_DAMAGE:
             raise LogError(f"ledger {self.path} cannot be read: {error}") from error
         raise LogCorrupt(position, str(error)) from error
+
+
+def _open(path: str, mode: str) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{urllib.parse.quote(path)}?mode={mode}", uri=True, isolation_level=None)
 
 
 def _one(db: sqlite3.Connection, sql: str, arguments: tuple[object, ...] = ()) -> int:

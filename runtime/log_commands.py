@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Annotated, Final
 
@@ -209,7 +209,7 @@ def _show(verified: Verified, shown: list[Figures], position: Position) -> None:
                 one.life,
                 f"upload {one.upload}\nretain {one.retain}\nstore {one.store}",
                 f"{one.generation} of {one.views}\n{_spread(one.view_slots)}" if one.views else "none",
-                "\n".join(f"{logical} {phase}" for logical, phase in one.tail.items()) or "none",
+                "\n".join(f"{n} {phase}" for phase, n in Counter(one.tail.values()).items()) or "none",
                 f"{one.held_areas} areas in {sum(one.owned_blocks)} blocks\n"
                 f"{one.held_sources} CPU blocks\nrows {one.held_rows}",
             )

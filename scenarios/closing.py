@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -33,10 +35,16 @@ def _text(result: DemoResult) -> Text:
 
 
 def _costs(result: DemoResult) -> Table:
-    table = Table("cost", "measured", "what it is", title="What it cost")
+    table = Table("cost", "reported", "counted", "what it is", title="What it cost")
     for name, meaning in COSTS.items():
-        value = result.metrics[name]
-        table.add_row(name, f"{value:,.3f}" if isinstance(value, float) else f"{value:,}", meaning)
+        value, counted = result.metrics[name], result.counted.get(name)
+        table.add_row(
+            name,
+            f"{value:,.3f}" if isinstance(value, float) else f"{value:,}",
+            "" if counted is None else f"{counted:,}",
+            meaning,
+        )
+    table.caption = "reported: by the operations; counted: by the memories that the bytes went through"
     return table
 
 
@@ -58,6 +66,11 @@ def _blocks(result: DemoResult) -> Table:
     return table
 
 
+def _model(model: dict[str, Any]) -> str:
+    made = f"SHA-256 {model['sha256']}" if model["sha256"] else "made from the seed"
+    return f"{model['name']} {model['dtype']}, {made}"
+
+
 def _run(result: DemoResult) -> Table:
     same = "token for token" if result.lossless else f"differs from token {result.first_difference} on"
     table = Table("run", title="The run")
@@ -67,7 +80,7 @@ def _run(result: DemoResult) -> Table:
         ("tokens", f"{len(result.tokens)} in {result.verifies} verifies, {result.rounds} rounds"),
         ("draft tokens accepted a verify", f"{result.accepted_per_verify:.2f} of {DRAFT_TOKENS}"),
         ("seconds", ", ".join(f"{what} {took:.1f}" for what, took in result.seconds.items())),
-        ("model", f"{result.model['name']} {result.model['dtype']}, SHA-256 {result.model['sha256']}"),
+        ("model", _model(result.model)),
         ("text", result.source.splitlines()[0]),
         ("seed", str(result.seed)),
         ("digest", result.digest),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,25 +14,20 @@ import torch
 from msgspec import Struct
 
 from kvsweep.ledger.errors import SettingsError
-from kvsweep.ledger.layout import LayerLayout, Layout
 from kvsweep.runtime.coordinator import Coordinator
-from kvsweep.runtime.driver import Driver, World
+from kvsweep.runtime.driver import Driver
 from kvsweep.runtime.settings import Settings
 from kvsweep.scenarios.engine.attention import ContiguousKv
 from kvsweep.scenarios.engine.bundle import Bundle, load_smollm2, load_synthetic
 from kvsweep.scenarios.engine.loop import Scorer, Session
-from kvsweep.scenarios.engine.model import DType, Model, ModelConfig
+from kvsweep.scenarios.engine.model import DType, Model
 from kvsweep.scenarios.engine.sampling import Sampler
 from kvsweep.scenarios.engine.text import load_text
 from kvsweep.scenarios.evidence import evidence
-from kvsweep.transports.host import HostDevice
-from kvsweep.transports.producer import HostProducer
-from kvsweep.transports.rank import RankWorker
+from kvsweep.scenarios.stack import coordinator_of, layout_of, world_of
 
 DRAFT_TOKENS = 4
-SPARE_BLOCKS = 16
 REQUEST_ID = "demo/0"
-LEDGER_DTYPE = {"fp32": "float32", "bf16": "bfloat16"}
 
 CHECKS = (
     "tokens equal plain decoding (fp32)",
@@ -82,6 +78,7 @@ class DemoResult(Struct, frozen=True, kw_only=True):
     verifies: int
     rounds: int
     metrics: dict[str, int | float]
+    counted: dict[str, int]  # by the memories and the producer themselves, apart from what operations reported
     physical_blocks_released: int
     remap: dict[str, int]
     owned_blocks_max: int
@@ -105,25 +102,19 @@ Watcher = Callable[[str, int, int], None]
 """(what is under way, done, of how many)."""
 
 
-def layout_of(config: ModelConfig, *, model_hash: str, block_size: int) -> Layout:
-    """The ledger's layout of a model: full layers are group 0, sliding ones follow, one group a window."""
-    windows = sorted({layer.window for layer in config.layers if layer.window is not None})
-    return Layout.of(
-        model_hash=model_hash,
-        dtype=LEDGER_DTYPE[config.dtype],
-        block_size=block_size,
-        layers=tuple(
-            LayerLayout(
-                layer=index,
-                group=0 if layer.window is None else 1 + windows.index(layer.window),
-                kind=layer.kind,
-                kv_heads=config.kv_heads,
-                head_dim=config.head_dim,
-                window_tokens=layer.window or 0,
-            )
-            for index, layer in enumerate(config.layers)
-        ),
-    )
+def check_options(options: DemoOptions) -> None:
+    """Raises SettingsError naming the option, where a number is outside its range."""
+    for name, value, good, expected in (
+        ("block-size", options.block_size, options.block_size >= 1, "at least 1 token"),
+        ("budget", options.budget, 0 < options.budget <= 1, "a part above 0 and at most 1"),
+        ("every", options.every, options.every >= 1, "at least 1 token"),
+        ("hysteresis", options.hysteresis, 1 <= options.hysteresis < math.inf, "a finite factor of at least 1"),
+        ("temperature", options.temperature, 0 <= options.temperature < math.inf, "0 or a finite number above it"),
+        ("rounds", options.rounds, options.rounds is None or options.rounds >= 1, "at least 1 round"),
+        ("seed", options.seed, options.seed >= 0, "0 or above"),
+    ):
+        if not good:
+            raise SettingsError(name, expected, str(value))
 
 
 def settings_of(options: DemoOptions, ledger: str) -> Settings:
@@ -159,24 +150,34 @@ def plain_tokens(model: Model, prompt: list[int], count: int, sampler: Sampler, 
 
 
 def run_demo(
-    options: DemoOptions, *, ledger: str, command: list[str], watch: Watcher = lambda what, done, of: None
+    options: DemoOptions,
+    *,
+    ledger: str,
+    command: list[str],
+    bundle: Bundle | None = None,
+    watch: Watcher = lambda what, done, of: None,
 ) -> DemoResult:
-    """Run once and compare with plain decoding. `ledger` is a log url, `command` is recorded as evidence.
+    """Run once and compare with plain decoding.
 
+    ledger   a log url of a ledger that does not exist yet
+    command  recorded as evidence
+    bundle   a model that is loaded already, of the options' dtype; None loads the one that the options name
     Raises the errors of loading and settings; each is one sentence.
     """
+    check_options(options)
     settings = settings_of(options, ledger)
     clock, seconds = time.perf_counter, {}
     started = clock()
     watch("loading the model", 0, 1)
-    bundle = load_synthetic(options.seed, options.dtype) if options.synthetic else load_smollm2(options.dtype)
+    if bundle is None:
+        bundle = load_synthetic(options.seed, options.dtype) if options.synthetic else load_smollm2(options.dtype)
     text = load_text(options.text)
     prompt, limit = _prompt(bundle, text.body, options)
     seconds["load"] = clock() - started
     layout = layout_of(bundle.model.config, model_hash=bundle.sha256 or "synthetic", block_size=options.block_size)
     driver = Driver.open(
         settings,
-        _world(layout, options, len(prompt) + limit, settings),
+        world_of(layout, tokens=len(prompt) + limit + DRAFT_TOKENS + 1, settings=settings),
         evidence=evidence(
             command=command,
             seed=options.seed,
@@ -188,7 +189,8 @@ def run_demo(
     )
     started = clock()
     try:
-        session = anyio.run(_decode, driver, bundle.model, options, prompt, limit, watch)
+        kv = coordinator_of(driver)
+        session = anyio.run(_decode, kv, bundle.model, options, prompt, limit, watch)
         driver.check_laws()
         _expect_free(driver)
     finally:
@@ -198,7 +200,7 @@ def run_demo(
     sampler = Sampler(temperature=options.temperature, seed=options.seed, request_id=REQUEST_ID)
     plain = plain_tokens(bundle.model, prompt, len(session.emitted), sampler, watch)
     seconds["plain decoding"] = clock() - started
-    return _result(options, bundle, text.source, driver, session, plain, ledger, seconds)
+    return _result(options, bundle, text.source, kv, session, plain, ledger, seconds)
 
 
 def _prompt(bundle: Bundle, body: str, options: DemoOptions) -> tuple[list[int], int]:
@@ -214,46 +216,10 @@ def _prompt(bundle: Bundle, body: str, options: DemoOptions) -> tuple[list[int],
     return ids[: options.prompt_tokens], wanted
 
 
-def _world(layout: Layout, options: DemoOptions, tokens: int, settings: Settings) -> World:
-    """Pools that hold the whole sequence once, the kept set once more, and a few spare blocks."""
-    whole = -(-(tokens + DRAFT_TOKENS + 1) // options.block_size)
-    kept = int(settings.selection.budget * whole) + settings.selection.sink_blocks + settings.selection.recent_blocks
-    seed = settings.seed
-    full = whole + SPARE_BLOCKS
-    return World(
-        layout=layout,
-        ranks=((0, 1 + seed % 2**20),),  # process epochs come from the seed, so that runs repeat
-        producer_epoch=1 + seed % 2**19,
-        device_blocks=(whole + kept + SPARE_BLOCKS,) * layout.groups,
-        cpu_full_blocks=full,
-        cpu_total_blocks=full + (2 * kept if settings.source.kind == "copy" else 0),
-    )
-
-
 async def _decode(
-    driver: Driver, model: Model, options: DemoOptions, prompt: list[int], limit: int, watch: Watcher
+    kv: Coordinator, model: Model, options: DemoOptions, prompt: list[int], limit: int, watch: Watcher
 ) -> Session:
-    state = driver.state.pool
-    if state.run is None:
-        raise LookupError("the driver is not configured")
-    (rank, epoch), *_ = state.ranks
-    producer = HostProducer(
-        state.layout,
-        full_blocks=state.run.cpu_full_blocks,
-        total_blocks=state.run.cpu_total_blocks,
-        process_epoch=state.producer_epoch,
-    )
-    transfer = driver.settings.transfer
-    device = HostDevice(
-        state.layout,
-        device_blocks=state.run.device_blocks,
-        cpu=producer.memory,
-        seed=options.seed,
-        staging_bytes=transfer.staging_bytes,
-        staging_slots=transfer.staging_slots,
-    )
-    worker = RankWorker(device, rank=rank, process_epoch=epoch)
-    async with Coordinator(driver, workers=[worker], devices=[device], producer=producer) as kv:
+    async with kv:
         session = Session(
             kv,
             model,
@@ -312,16 +278,30 @@ def _model(bundle: Bundle) -> dict[str, Any]:
     }
 
 
+def _counted(kv: Coordinator) -> dict[str, int]:
+    """Under the metrics' names: what went through each memory, whatever operation it was for."""
+    cpu, devices = kv.producer.memory.traffic, [device.memory.traffic for device in kv.devices]
+    return {
+        "cpu_gather_bytes": kv.producer.cpu_gather_bytes,
+        "cpu_destination_blocks": kv.producer.cpu_destination_blocks,
+        "h2d_bytes": cpu.read_bytes,
+        "unpack_bytes": sum(device.written_bytes for device in devices),
+        "d2h_bytes": sum(device.read_bytes for device in devices),
+        "resident_moved_bytes": sum(device.moved_bytes for device in devices),
+    }
+
+
 def _result(
     options: DemoOptions,
     bundle: Bundle,
     source: str,
-    driver: Driver,
+    kv: Coordinator,
     session: Session,
     plain: list[int],
     ledger: str,
     seconds: dict[str, float],
 ) -> DemoResult:
+    driver = kv.driver
     metrics, progress, emitted = driver.metrics, session.progress, session.emitted
     differs = [at for at, (ours, theirs) in enumerate(zip(emitted, plain, strict=True)) if ours != theirs]
     run = driver.state.pool.run
@@ -349,6 +329,7 @@ def _result(
                 "wait_s",
             )
         },
+        counted=_counted(kv),
         physical_blocks_released=metrics.physical_blocks_released,
         remap=metrics.remap,
         owned_blocks_max=progress.owned_blocks_max,

@@ -65,7 +65,9 @@ class Session:
         scorer: Scorer,
         every: int,
         draft_tokens: int = 4,
+        selector: Callable[[Session], BlockSelection] | None = None,
     ) -> None:
+        """selector: what each round selects; default `Session.select`. A recorded selection can be played again."""
         self.kv, self.model, self.sampler = kv, model, sampler
         self.scorer, self.every, self.draft_tokens = scorer, every, draft_tokens
         self.tokens = list(prompt)
@@ -75,6 +77,7 @@ class Session:
         self.key: RequestKey = kv.open_request(request_id)
         self._device = kv.devices[0]
         self._queries = QueryWindow(self.layout.active_layers, SCORE_WINDOW[scorer])
+        self._selector = selector or Session.select
         self._revision = 0
         self._kept_live = 0
         self._next_round = 0
@@ -177,7 +180,7 @@ class Session:
     async def round(self) -> None:
         """Select, upload what is missing, keep what was selected, and pack where a keep shrank the view."""
         await self.kv.until(lambda: self._request().store.phase == "IDLE")
-        selection = self.select()
+        selection = self._selector(self)
         upload = await self.kv.upload(selection, idempotency_key=f"select-{selection.selection_revision}")
         request, want = self._request(), selection.logical_blocks_by_layer
         keep = keep_slots(request, want)

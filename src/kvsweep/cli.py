@@ -3,7 +3,7 @@
 import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Literal, NoReturn, cast
 
 import msgspec
 import typer
@@ -16,7 +16,8 @@ from kvsweep.ledger.errors import KvsweepError, UsageError
 from kvsweep.runtime.log_commands import log_app
 
 DATA_FAULT, USAGE_FAULT = 1, 2
-HIDDEN_FROM_EVIDENCE = ("--ledger", "--json")  # where the output goes does not change the run
+# Newer releases of typer carry click inside, older ones ask for it; the base class is the same by either name.
+CommandLineFault = cast(type[typer.BadParameter], typer.BadParameter.__bases__[0])
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -57,6 +58,16 @@ def command_line(arguments: list[str]) -> list[str]:
         elif not argument.startswith(("--ledger=", "--json")):
             kept.append(argument)
     return kept
+
+
+def ours_of(group: ExceptionGroup[Exception]) -> KvsweepError:
+    """The first error of ours that a task group wrapped. Raises the group itself where there is none."""
+    for error in group.exceptions:
+        if isinstance(error, KvsweepError):
+            return error
+        if isinstance(error, ExceptionGroup):
+            return ours_of(error)
+    raise group
 
 
 @app.command()
@@ -125,9 +136,8 @@ def demo(
     path = ledger if ledger is not None else Path(tempfile.mkdtemp(prefix="kvsweep-")) / "demo.ledger"
     console = Console(stderr=True)
     try:
-        with Progress(
-            TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console, transient=True
-        ) as bar:
+        columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task("starting", total=None)
 
             def watch(what: str, done: int, of: int) -> None:
@@ -138,6 +148,8 @@ def demo(
         fail(error, USAGE_FAULT)
     except (KvsweepError, MissingModel, ModelFileError, KernelArgumentError) as error:
         fail(error, DATA_FAULT)
+    except ExceptionGroup as group:
+        fail(ours_of(group), DATA_FAULT)
     if as_json:
         typer.echo(msgspec.json.encode(result))
     else:
@@ -159,5 +171,11 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.
 
 
 def main() -> None:
-    """Entry point."""
-    app()
+    """Entry point: also what the parser says of a command line becomes one sentence."""
+    try:
+        code = app(standalone_mode=False)
+    except CommandLineFault as error:
+        message, code = error.format_message(), USAGE_FAULT
+        if message:  # none where no command was given: the help has been shown
+            typer.echo(f"kvsweep: {message}", err=True)
+    sys.exit(code)

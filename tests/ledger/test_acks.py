@@ -104,6 +104,7 @@ CASES: list[tuple[str, str, Build, Callable[[Operation], Ack]]] = [
     (DIFFERS, "conflict", moving, lambda op: acked(op, rank=2)),
     (DIFFERS, "conflict", moving, lambda op: acked(op, rank=-1)),
     (DIFFERS, "conflict", moving, lambda op: acked(op, outcome="Completed")),
+    (DIFFERS, "conflict", settling, lambda op: acked(op, 1, "epoch_ended")),  # no process says that of itself
     (DIFFERS, "conflict", published, acked),  # nothing was sent to a rank
     (DIFFERS, "conflict", restarted, lambda op: acked(replace(op, map_revision=1), 1)),  # before "process epoch is old"
     # 6: an old process

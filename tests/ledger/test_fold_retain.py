@@ -74,6 +74,7 @@ def test_g1_commit_only_after_all_ranks_applied_and_acknowledge_only_after_retir
     w.applied(op, 1)
     w.emit(e.AllRanksApplied, operation=op)
     w.refuse("BlocksRetired is illegal", e.BlocksRetired, generation=1, cause="retain", freed=w.by_group([1]))
+    w.refuse("expected generation 2, got 1", e.OwnersCommitted, operation=op, generation=1)
     w.emit(e.OwnersCommitted, operation=op, generation=2)
     w.refuse("RetainAcknowledged is illegal in running/idle/committed", e.RetainAcknowledged, operation=op,
              process_epoch=PRODUCER)  # fmt: skip
@@ -314,6 +315,13 @@ def test_a_first_retain_replaced_nothing() -> None:
     w.retire(0, "retain")
     w.emit(e.RetainAcknowledged, operation=op, process_epoch=PRODUCER)
     assert w.table() == ({0: [4], 1: [4]}, {0: [5], 1: [5]})
+
+
+def test_generation_zero_is_retired_by_nothing_but_a_retain_that_replaced_nothing() -> None:
+    w = World()
+    for cause in ("upload", "retain", "preempt", "finish"):
+        w.refuse("generation 0 is no view|BlocksRetired is illegal", e.BlocksRetired, generation=0, cause=cause,
+                 freed=w.by_group())  # fmt: skip
 
 
 # ---- row rule

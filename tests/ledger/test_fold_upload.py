@@ -9,7 +9,7 @@ from tests.ledger.worlds import PRODUCER, A, B, K, N, World, ids_of, rows
 from kvsweep.ledger import events as e
 from kvsweep.ledger.errors import SequenceConflict
 from kvsweep.ledger.ids import HOLE, POOL, RequestKey, int32_bytes
-from kvsweep.ledger.state import residency
+from kvsweep.ledger.state import COMMANDS_KEPT, residency
 
 BOTH = {0: [0, 1], 1: [1, 2]}
 TO = {0: [3, 4], 1: [3, 4]}
@@ -370,3 +370,27 @@ def test_f5_an_event_of_another_life_is_not_taken() -> None:
     w = moving()
     for key in (RequestKey("a", 2), RequestKey("a", 0), RequestKey("a/1", 1), RequestKey("", 1)):
         w.refuse("expected sequence a life of", e.RequestPreempted, key, error=SequenceConflict)
+
+
+# ---- F3: idempotency keys
+
+
+def test_f3_a_key_is_remembered_with_what_was_asked_and_its_operation_and_the_memory_is_bounded() -> None:
+    w = World()
+    asked = []
+    for number in range(COMMANDS_KEPT + 2):
+        w.select(idempotency_key=f"k{number}", digest=f"d{number}")
+        op = w.operation()
+        revision = w.of().selection_revision
+        w.emit(e.KeepMapPublished, operation=op, selection_revision=revision, keep=rows(w.none))
+        w.emit(e.UploadAcknowledged, operation=op, process_epoch=PRODUCER)
+        asked.append((f"k{number}", f"d{number}", op))
+    assert [(known.key, known.what, known.operation) for known in w.of().commands] == asked[2:]
+
+
+def test_f3_a_call_without_a_key_is_not_remembered() -> None:
+    w = moving()
+    assert w.of().commands == ()
+    w.commit(w.opened("upload"))
+    w.retain({0: [0], 1: [0]}, idempotency_key="again")
+    assert [(known.key, known.what) for known in w.of().commands] == [("again", "retain-1")]

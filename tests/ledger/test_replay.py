@@ -1,6 +1,9 @@
 """Looking back: the fold of a stored ledger is the state that was lived, and damage never passes for it."""
 
 import itertools
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -224,3 +227,61 @@ def test_a_truncated_ledger_is_one_sentence(path: Path) -> None:
         path.write_bytes(whole[:size])
         with pytest.raises(LogError, match=r"is damaged: expected \d+ bytes, got \d+$|malformed$"):
             Ledger.open(f"sqlite:{path}")
+
+
+KILLED_WRITER = """
+import os, signal, sys
+from kvsweep.ledger.store import open_log
+from tests.ledger.small_run import small_run
+log, events = open_log(sys.argv[1]), small_run().events
+for at in range(0, len(events), 5):
+    log.append(events[at : at + 5])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_j1_no_flipped_bit_of_a_killed_writers_files_passes_for_another_history(tmp_path: Path, written: Any) -> None:
+    """The last batches are still in the write-ahead file, which SQLite reads only up to the first wrong checksum."""
+    path, wal, index = (tmp_path / f"ledger.db{end}" for end in ("", "-wal", "-shm"))
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", KILLED_WRITER, f"sqlite:{path}"], cwd=root, check=False)
+    assert done.returncode == -signal.SIGKILL
+    whole, files = wal.read_bytes(), {file: file.read_bytes() for file in (path, index)}
+    expected = in_memory(written.events).verify()
+    assert look(path) == (expected, "")
+    rng = np.random.default_rng(SEED)
+    heads = [32 + frame * (24 + 16384) + byte for frame in range(len(whole) // (24 + 16384)) for byte in range(24)]
+    places = [*range(32), *rng.choice(heads, 60).tolist(), *rng.choice(len(whole), 60, replace=False).tolist()]
+    found = 0
+    for place in places:
+        for file, content in files.items():
+            file.write_bytes(content)
+        bit = int(rng.integers(8))
+        flip(wal, whole, place, bit)
+        verified, error = look(path)
+        if verified is None or not verified.ok:
+            found += 1
+            assert error or (verified is not None and verified.message and verified.position)
+            wal_before = wal.read_bytes()
+            with pytest.raises(KvsweepError):
+                open_log(f"sqlite:{path}")
+            assert wal.read_bytes() == wal_before, "a refused ledger is left as it was"
+        else:
+            assert verified == expected, f"seed {SEED}: bit {bit} of byte {place}"
+    assert found >= 100
+
+
+def test_a_torn_end_is_no_fault(tmp_path: Path, written: Any) -> None:
+    """A kill in the middle of a write leaves a cut frame: that batch was not acknowledged."""
+    path, wal = tmp_path / "ledger.db", tmp_path / "ledger.db-wal"
+    root = Path(__file__).resolve().parents[2]
+    subprocess.run([sys.executable, "-c", KILLED_WRITER, f"sqlite:{path}"], cwd=root, check=False)
+    whole = wal.read_bytes()
+    frame = 24 + 16384
+    for cut in (1, 16384, frame - 1, frame, frame + 1, 2 * frame + 99):
+        (tmp_path / "ledger.db-shm").unlink()
+        wal.write_bytes(whole[:-cut])
+        verified, error = look(path)
+        assert verified is not None, error
+        assert verified.ok
+        assert len(written.events) - 15 <= verified.events < len(written.events)

@@ -44,6 +44,7 @@ class DeviceRig:
         device_blocks: int = 64,
         cpu: tuple[int, int] = (128, 192),
         seed: int = SEED,
+        staging_bytes: int = 4096,
         **settings: Any,
     ) -> None:
         self.layout = layout or make_layout()
@@ -60,7 +61,7 @@ class DeviceRig:
                 device_blocks=(device_blocks,) * self.layout.groups,
                 cpu=self.producer.memory,
                 seed=seed + rank,
-                staging_bytes=4096,
+                staging_bytes=staging_bytes,
                 clock=lambda: 0.0,
             )
             for rank in range(ranks)

@@ -60,7 +60,8 @@ class Churn:
         return turn
 
     def upload(self) -> Turn:
-        return self.started(self.rig.select(self.key, self.want, tail=self.tail()))
+        name = f"select-{len(self.rig.events)}"
+        return self.started(self.rig.select(self.key, self.want, tail=self.tail(), idempotency_key=name))
 
     def retain(self) -> Turn | None:
         """Keep what is wanted, where the view holds more than that."""
@@ -80,6 +81,8 @@ class Churn:
         view = self.rig.view(self.key)
         for layer, ids in self.want.items():
             assert np.array_equal(np.sort(view.logical.row(layer)), np.sort(ids)), "a wanted block is not resident"
+        if not self.rig.driver.settings.retain.layer_tables:
+            assert len({ids.tobytes() for _, ids in view.physical.items()}) == 1, "one table must serve every layer"
 
 
 def elements(value: Any) -> int:
@@ -95,8 +98,11 @@ def state_size(rig: DeviceRig) -> int:
     return elements(msgspec.to_builtins(rig.driver.state.canonical(), builtin_types=(bytes,)))
 
 
-def churning(seed: int = SEED, *, ranks: int = 1, alike: bool = False, **settings: Any) -> Churn:
-    rig = DeviceRig(make_layout(LAYERS, block_size=2), ranks=ranks, whole=WHOLE, seed=seed, **settings)
+def churning(
+    seed: int = SEED, *, ranks: int = 1, alike: bool = False, staging_bytes: int = 4096, **settings: Any
+) -> Churn:
+    layout = make_layout(LAYERS, block_size=2)
+    rig = DeviceRig(layout, ranks=ranks, whole=WHOLE, seed=seed, staging_bytes=staging_bytes, **settings)
     return Churn(rig, seed, alike=alike)
 
 
@@ -245,18 +251,26 @@ def test_g1_readers_of_old_generations_see_right_bytes_while_areas_are_reused() 
 def test_g3_aborts_preemptions_and_retries_at_any_moment_leave_right_bytes_and_lose_no_block(
     layer_tables: bool,
 ) -> None:
-    churn = churning(ranks=2, retain={"table_rows": 5, "layer_tables": layer_tables})
+    # Staging of two blocks: an operation is many copies, so it can be stopped in the middle.
+    churn = churning(ranks=2, staging_bytes=128, retain={"table_rows": 5, "layer_tables": layer_tables})
     rig, key, rng = churn.rig, churn.key, churn.rng
     readers, slow = Readers(churn, most=1), rig.devices[1]
-    aborted = preempted = 0
-    for _ in range(70):
+    aborted = preempted = late = 0
+
+    def settle() -> None:
+        """What has committed goes on to its acknowledgement; what a reader holds back ends with its step."""
+        while rig.request(key).upload.phase != "IDLE" or rig.request(key).retain.phase != "IDLE":
+            readers.end_all()
+            rig.quiet()
+
+    for _ in range(90):
         churn.draw()
         readers.end_some()
-        for start in (churn.upload, churn.retain):
+        for start, other in ((churn.upload, churn.retain), (churn.retain, churn.upload)):
             turn = start()
             if turn is None or turn.operation is None:
                 continue
-            for _ in range(int(rng.integers(8))):
+            for _ in range(int(rng.integers(6))):
                 rig.turn(1)
                 readers.check()
             request = rig.request(key)
@@ -268,28 +282,31 @@ def test_g3_aborts_preemptions_and_retries_at_any_moment_leave_right_bytes_and_l
                 rig.driver.handle(Abort(operation=opened[0].operation, reason="test"))
                 aborted += 1
                 assert rig.request(key).view == before, "the old residency is whole"
-                rig.turn()
+                rig.quiet()
+                late += bool(rig.request(key).settling)
+                if before is not None and rng.random() < 0.5:
+                    churn.draw()
+                    other()  # commits through other streams while late copies of the first attempt are still to come
+                else:
+                    start()  # a retry, planned while the first attempt may still settle
+                rig.quiet()
+                readers.check()
                 rig.check_bytes(key)
-                if start == churn.upload:
-                    churn.upload()  # a retry, planned while the first attempt may still settle
                 slow.faults.hold.clear()
             elif chance < 0.85:
                 rig.preempt_and_resume(key)
                 preempted += 1
-                while rig.request(key).upload.phase != "IDLE" or rig.request(key).retain.phase != "IDLE":
-                    readers.end_all()  # what has committed goes on to its acknowledgement
-                    rig.turn(1)
+                settle()
                 churn.upload()
             while rig.turn(1):
                 readers.check()
-            while rig.request(key).retain.phase != "IDLE":
-                readers.end_all()
-                rig.quiet()
+            settle()
             rig.check_bytes(key)
         readers.begin()
         rig.driver.check_laws()
     assert aborted > 20
     assert preempted > 5
+    assert late > 5, "some attempts still settled when the next one was planned"
     assert readers.reads > 200
     readers.end_all()
     rig.finish(key)
