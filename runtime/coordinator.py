@@ -33,7 +33,6 @@ from kvsweep.ledger.messages import (
     Turn,
 )
 from kvsweep.ledger.state import Residency
-from kvsweep.runtime.clock import Clock, MachineClock
 from kvsweep.runtime.core import Message
 from kvsweep.runtime.driver import Driver
 from kvsweep.runtime.metrics import Metrics
@@ -101,12 +100,10 @@ class Coordinator:
         *,
         links: Mapping[int, RankLink],
         producer: Producer,
-        clock: Clock | None = None,
         on_release: Callable[[Release], None] = lambda effect: None,
     ) -> None:
         self.driver = driver
         self.producer = producer
-        self.clock = clock or MachineClock()
         self.bad_frames: deque[str] = deque(maxlen=BAD_FRAMES_KEPT)
         self._links = dict(links)
         self._on_release = on_release
@@ -286,7 +283,7 @@ class Coordinator:
                 self._changed.set()
                 self._changed = anyio.Event()
                 await anyio.lowlevel.checkpoint()
-            await self.clock.wait(self._wake, self.driver.next_deadline())
+            await self.driver.deadlines.wait(self._wake, self.driver.next_deadline())
 
     def _turn(self) -> bool:
         """One round of the pump: effects out, the producer's words and expired deadlines in."""

@@ -24,6 +24,7 @@ from kvsweep.ledger.messages import (
 )
 from kvsweep.ledger.state import Residency, State, residency
 from kvsweep.ledger.store import LogStore, open_log
+from kvsweep.runtime.clock import Clock, MachineClock
 from kvsweep.runtime.core import Core, Message
 from kvsweep.runtime.metrics import Metrics
 from kvsweep.runtime.settings import Settings
@@ -45,12 +46,15 @@ class World(Struct, frozen=True, kw_only=True):
 class Driver:
     """One owner thread. Effects leave `poll` only when the log holds what caused them."""
 
-    def __init__(self, settings: Settings, log: LogStore, pools: Pools, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, settings: Settings, log: LogStore, pools: Pools, *, clock: Callable[[], float], deadlines: Clock
+    ) -> None:
         self.settings = settings
         self.core = Core(settings)
         self.log = log
         self.pools = pools
         self.metrics = Metrics()
+        self.deadlines = deadlines
         self._clock = clock
         self._digest = Digest()
         self._since_digest = 0
@@ -70,6 +74,7 @@ class Driver:
         evidence: str = "{}",
         log: LogStore | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        deadlines: Clock | None = None,
     ) -> "Driver":
         """Begin a new ledger with the run's configuration (J1). Raises LogError when the ledger is not empty."""
         if settings.source.kind == "copy" and world.cpu_total_blocks == world.cpu_full_blocks:
@@ -82,7 +87,7 @@ class Driver:
             DevicePools(world.layout, world.device_blocks),
             CpuPool(full_blocks=world.cpu_full_blocks, total_blocks=world.cpu_total_blocks),
         )
-        driver = cls(settings, store, pools, clock=clock)
+        driver = cls(settings, store, pools, clock=clock, deadlines=deadlines or MachineClock())
         driver._take(driver.core.fact(_configured(world, evidence)))
         return driver
 
@@ -132,7 +137,7 @@ class Driver:
 
     def expire(self) -> list[Turn]:
         """Abort what has waited too long. A deadline aborts and reports; it frees nothing and settles nothing."""
-        now = self._clock()
+        now = self.deadlines.now()
         due = [operation for deadline, operation in self._deadlines.values() if deadline <= now]
         limit = self.settings.transfer.deadline_s
         return [
@@ -150,7 +155,7 @@ class Driver:
     def _watch_deadline(self, event: Event) -> None:
         match event:
             case e.TransferStarted() | e.ReadersDrained() | e.StoreStarted():
-                deadline = self._clock() + self.settings.transfer.deadline_s
+                deadline = self.deadlines.now() + self.settings.transfer.deadline_s
                 self._deadlines[event.operation.operation_id] = (deadline, event.operation)
             case (
                 e.TransferCompleted()

@@ -60,5 +60,10 @@ class OpenSteps:
     def open_numbers(self, request: RequestKey) -> tuple[int, ...]:
         return tuple(number for number, handed in self._open.items() if request in handed)
 
+    @property
+    def numbers(self) -> frozenset[int]:
+        """Open steps."""
+        return frozenset(self._open)
+
     def __len__(self) -> int:
         return len(self._open)

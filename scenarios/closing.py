@@ -72,12 +72,12 @@ def _model(model: dict[str, Any]) -> str:
 
 
 def _run(result: DemoResult) -> Table:
-    same = "token for token" if result.lossless else f"differs from token {result.first_difference} on"
+    same = "token for token" if result.lossless else f"differs first in {result.first_difference}"
     table = Table("run", title="The run")
     table.add_column("", overflow="fold")
     for name, value in (
         ("equals plain decoding", same),
-        ("tokens", f"{len(result.tokens)} in {result.verifies} verifies, {result.rounds} rounds"),
+        ("tokens", f"{sum(map(len, result.tokens.values()))} in {result.verifies} verifies, {result.rounds} rounds"),
         ("draft tokens accepted a verify", f"{result.accepted_per_verify:.2f} of {DRAFT_TOKENS}"),
         ("seconds", ", ".join(f"{what} {took:.1f}" for what, took in result.seconds.items())),
         ("model", _model(result.model)),

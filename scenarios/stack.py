@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+import anyio
+import numpy as np
+from msgspec.structs import replace
+
+from kvsweep.ledger.ids import HOLE, int32_bytes, int32_view
 from kvsweep.ledger.layout import LayerLayout, Layout, Packing
+from kvsweep.ledger.messages import ProcessStarted, RegisterSources, Release
 from kvsweep.runtime.coordinator import Coordinator
 from kvsweep.runtime.driver import Driver, World
+from kvsweep.runtime.rank_server import serve_rank
 from kvsweep.runtime.settings import Settings
 from kvsweep.scenarios.engine.model import ModelConfig
+from kvsweep.transports.blocks import BlockMemory
 from kvsweep.transports.host import HostDevice
+from kvsweep.transports.links import Chaos, RankLink, in_process_link
 from kvsweep.transports.producer import HostProducer
 from kvsweep.transports.rank import RankWorker
 
 SPARE_BLOCKS = 16
+TIGHT_TAIL_BLOCKS = 4
 LEDGER_DTYPE = {"fp32": "float32", "bf16": "bfloat16"}
 
 
@@ -37,48 +52,122 @@ def layout_of(config: ModelConfig, *, model_hash: str, block_size: int, packing:
     )
 
 
-def world_of(layout: Layout, *, tokens: int, settings: Settings) -> World:
-    """Pools that hold `tokens` tokens once, the kept set once more, and a few spare blocks.
+def world_of(
+    layout: Layout, *, tokens: int, settings: Settings, requests: int = 1, ranks: int = 1, tight: bool = False
+) -> World:
+    """Pools for requests of `tokens` tokens each. Roomy: each whole, its kept set once more, and a few spare blocks.
 
+    Tight: one whole request, and for each the kept set and a short tail: what does not fit has to wait or give way.
     Process epochs come from the seed, so that runs repeat.
     """
     whole = -(-tokens // layout.block_size)
     kept = int(settings.selection.budget * whole) + settings.selection.sink_blocks + settings.selection.recent_blocks
-    full, seed = whole + SPARE_BLOCKS, settings.seed
+    full, seed = requests * whole + SPARE_BLOCKS, settings.seed
+    device = whole + requests * (kept + TIGHT_TAIL_BLOCKS) if tight else requests * (whole + kept) + SPARE_BLOCKS
     return World(
         layout=layout,
-        ranks=((0, 1 + seed % 2**20),),
+        ranks=tuple((rank, 1 + seed % 2**20 + rank) for rank in range(ranks)),
         producer_epoch=1 + seed % 2**19,
-        device_blocks=(whole + kept + SPARE_BLOCKS,) * layout.groups,
+        device_blocks=(device,) * layout.groups,
         cpu_full_blocks=full,
-        cpu_total_blocks=full + (2 * kept if settings.source.kind == "copy" else 0),
+        cpu_total_blocks=full + (2 * kept * requests if settings.source.kind == "copy" else 0),
     )
 
 
-def coordinator_of(driver: Driver) -> Coordinator:
-    """The driver's ranks on host devices, its producer, and the shell around them; enter it to start."""
-    pool, settings = driver.state.pool, driver.settings
-    if pool.run is None:
-        raise LookupError("the driver is not configured")
-    producer = HostProducer(
-        pool.layout,
-        full_blocks=pool.run.cpu_full_blocks,
-        total_blocks=pool.run.cpu_total_blocks,
-        process_epoch=pool.producer_epoch,
-    )
-    devices = [
-        HostDevice(
-            pool.layout,
-            device_blocks=pool.run.device_blocks,
-            cpu=producer.memory,
-            seed=settings.seed + rank,
-            staging_bytes=settings.transfer.staging_bytes,
-            staging_slots=settings.transfer.staging_slots,
+class Node:
+    """One rank in this process: worker, device and the CPU shard it reads. A restart begins with empty memory."""
+
+    def __init__(self, layout: Layout, shard: BlockMemory, settings: Settings, device_blocks: Sequence[int]) -> None:
+        self.layout, self.shard, self.settings, self.device_blocks = layout, shard, settings, device_blocks
+
+    def start(self, rank: int, process_epoch: int) -> None:
+        """A new process: fresh device memory, nothing remembered."""
+        transfer = self.settings.transfer
+        self.device = HostDevice(
+            self.layout,
+            device_blocks=self.device_blocks,
+            cpu=self.shard,
+            seed=self.settings.seed * 1000 + rank * 10 + process_epoch % 10,
+            staging_bytes=transfer.staging_bytes,
+            staging_slots=transfer.staging_slots,
         )
-        for rank, _ in pool.ranks
-    ]
-    workers = [
-        RankWorker(device, rank=rank, process_epoch=epoch)
-        for device, (rank, epoch) in zip(devices, pool.ranks, strict=True)
-    ]
-    return Coordinator(driver, workers=workers, devices=devices, producer=producer)
+        self.memory = self.device.memory
+        self.worker = RankWorker(self.device, rank=rank, process_epoch=process_epoch)
+
+
+class Stack:
+    """The driver's ranks on host devices, its producer, links and the shell around them. An async context manager."""
+
+    def __init__(self, driver: Driver, *, chaos: Chaos | None = None) -> None:
+        pool = driver.state.pool
+        if pool.run is None:
+            raise LookupError("the driver is not configured")
+        self.driver, self.chaos = driver, chaos
+        count = len(pool.ranks)
+        self.producer = HostProducer(
+            pool.layout,
+            full_blocks=pool.run.cpu_full_blocks,
+            total_blocks=pool.run.cpu_total_blocks,
+            process_epoch=pool.producer_epoch,
+            ranks=count,
+        )
+        self.nodes = [
+            Node(pool.layout.shard(rank, count), self.producer.shards[rank], driver.settings, pool.run.device_blocks)
+            for rank, _ in pool.ranks
+        ]
+        self._starts = 0
+        links = {}
+        self._ends: list[tuple[Node, RankLink]] = []
+        for node, (rank, epoch) in zip(self.nodes, pool.ranks, strict=True):
+            node.start(rank, epoch)
+            links[rank], end = self._link()
+            self._ends.append((node, end))
+        self.kv = Coordinator(driver, links=links, producer=self.producer, on_release=self._poison)
+        self._stack = AsyncExitStack()
+
+    def _link(self) -> tuple[RankLink, RankLink]:
+        self._starts += 1
+        chaos = replace(self.chaos, seed=self.chaos.seed * 100 + self._starts) if self.chaos else None
+        return in_process_link(chaos=chaos)
+
+    async def __aenter__(self) -> Self:
+        self._tasks = await self._stack.enter_async_context(anyio.create_task_group())
+        for node, end in self._ends:
+            self._tasks.start_soon(serve_rank, node.worker, node.device, end)
+        await self._stack.enter_async_context(self.kv)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        return await self._stack.__aexit__(kind, error, traceback)
+
+    def _poison(self, effect: Release) -> None:
+        """Whoever still reads a freed block reads NaN."""
+        for group, blocks in enumerate(effect.device):
+            for node in self.nodes:
+                node.device.poison(group, int32_view(blocks))
+
+    def restart_rank(self, rank: int) -> None:
+        """The rank's process ends and a new one begins: its memory is gone, its link is new."""
+        epoch = dict(self.driver.state.pool.ranks)[rank] + 1
+        node = self.nodes[rank]
+        node.start(rank, epoch)
+        ours, end = self._link()
+        self.kv.handle(ProcessStarted(rank=rank, process_epoch=epoch))
+        self.kv.connect(rank, ours)
+        self._tasks.start_soon(serve_rank, node.worker, node.device, end)
+
+    def restart_producer(self) -> None:
+        """A new producer process over the same CPU memory: every block is registered again before it is used."""
+        state = self.driver.state
+        tables = {request.key: request.source for request in state.requests.values() if request.life != "CLOSED"}
+        self.producer.process_epoch += 1
+        self.kv.handle(ProcessStarted(process_epoch=self.producer.process_epoch))
+        for key, table in tables.items():
+            source = int32_view(table)
+            logical = np.flatnonzero(source != HOLE).astype(np.int32)
+            if logical.size and self.driver.state.request(key) is not None:
+                self.kv.handle(
+                    RegisterSources(request=key, logical=int32_bytes(logical), source=int32_bytes(source[logical]))
+                )

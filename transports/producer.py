@@ -10,7 +10,7 @@ from kvsweep.ledger.errors import Busy, LayoutError
 from kvsweep.ledger.ids import Int32, RequestKey, Rows, Slot
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.messages import Acknowledge, Acknowledged, Effect, Gather, ProducerWork, PublishKeepMap
-from kvsweep.transports.blocks import BlockMemory, UInt8
+from kvsweep.transports.blocks import BlockMemory, UInt8, element_type
 from kvsweep.transports.chunks import check_ids, check_layers, check_pair, split
 
 Float32 = npt.NDArray[np.float32]
@@ -29,13 +29,21 @@ class Producer(Protocol):
 class HostProducer:
     """The CPU side in this process. CPU blocks [0, K) hold full KV, [K, N) are copy destinations.
 
-    memory                  the CPU pool, natural or VNNI by the layout; hand it to the device
+    shards                  one memory a tensor-parallel rank with its KV heads, natural or VNNI by the layout; a rank's
+                            device is handed its own
     cpu_gather_bytes        bytes that gathering copied
     cpu_destination_blocks  copy destinations that gathering filled; neither figure is derived from the other
     """
 
     def __init__(
-        self, layout: Layout, *, full_blocks: int, total_blocks: int, process_epoch: int, requests: int = 4096
+        self,
+        layout: Layout,
+        *,
+        full_blocks: int,
+        total_blocks: int,
+        process_epoch: int,
+        ranks: int = 1,
+        requests: int = 4096,
     ) -> None:
         """full_blocks K ≥ 1, total_blocks N ≥ K; requests bounds keep maps and waiting answers. Raises LayoutError."""
         if full_blocks < 1 or total_blocks < full_blocks:
@@ -46,7 +54,7 @@ class HostProducer:
         self.full_blocks = full_blocks
         self.total_blocks = total_blocks
         self.process_epoch = process_epoch
-        self.memory = BlockMemory.of_cpu(layout, total_blocks)
+        self.shards = tuple(BlockMemory.of_cpu(layout.shard(rank, ranks), total_blocks) for rank in range(ranks))
         self.cpu_gather_bytes = 0
         self.cpu_destination_blocks = 0
         self._limit = requests
@@ -91,18 +99,32 @@ class HostProducer:
         """The request has finished: drop its keep map."""
         self._keep.pop(request, None)
 
+    @property
+    def memory(self) -> BlockMemory:
+        """The only shard of a producer for one rank."""
+        (memory,) = self.shards
+        return memory
+
     def read(self, layer: int, sources: Int32) -> UInt8:
-        """uint8[n, block_bytes], natural order: a copy. sources int32[n] in [0, N). Raises LayoutError."""
-        return self.memory.peek(layer, sources)
+        """uint8[n, block_bytes], natural order, all heads: a copy. sources int32[n] in [0, N). Raises LayoutError."""
+        parts = []
+        for memory in self.shards:
+            shape = memory.shapes[memory.place(layer)[0]]
+            raw = memory.peek(layer, sources).view(element_type(shape))
+            parts.append(raw.reshape(-1, 2, shape.kv_heads, shape.block_size, shape.head_dim))
+        whole = np.ascontiguousarray(np.concatenate(parts, axis=2))
+        return whole.reshape(whole.shape[0], -1).view(np.uint8)
 
     def write_rows(self, layer: int, source: int, first_token: int, k: npt.NDArray[Any], v: npt.NDArray[Any]) -> None:
-        """Write n tokens of one full block: k, v [kv_heads, n, head_dim]; see BlockMemory.write_tokens.
+        """Write n tokens of one full block: k, v [kv_heads, n, head_dim], all heads; see BlockMemory.write_tokens.
 
         Raises LayoutError, also for a copy destination: those are written by gathering only.
         """
         if not 0 <= source < self.full_blocks:
             raise LayoutError("source", f"a full block in [0, {self.full_blocks})", str(source))
-        self.memory.write_tokens(layer, source, first_token, k, v)
+        for rank, memory in enumerate(self.shards):
+            heads = slice(*self.layout.heads_of_rank(layer, rank, len(self.shards)))
+            memory.write_tokens(layer, source, first_token, k[heads], v[heads])
 
     def keys(self, layer: int, sources: Int32) -> Float32:
         """float32[kv_heads, n * block_size, head_dim]: the K of these blocks, token after token, for scoring.
@@ -110,22 +132,21 @@ class HostProducer:
         sources int32[n] in [0, N), in sequence order. Raises LayoutError.
         """
         natural = self.read(layer, sources)
-        shape = self.memory.shapes[self.memory.place(layer)[0]]
-        heads, size, dim = shape.kv_heads, shape.block_size, shape.head_dim
-        if shape.dtype == "float32":
+        one = self.layout.layers[layer]
+        if self.layout.dtype == "float32":
             elements = natural.view(np.float32)
         else:
             elements = (natural.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-        k = elements.reshape(-1, 2, heads, size, dim)[:, 0]
-        return np.ascontiguousarray(k.transpose(1, 0, 2, 3)).reshape(heads, -1, dim)
+        k = elements.reshape(-1, 2, one.kv_heads, self.layout.block_size, one.head_dim)[:, 0]
+        return np.ascontiguousarray(k.transpose(1, 0, 2, 3)).reshape(one.kv_heads, -1, one.head_dim)
 
     # ---- inside
 
     def _check(self, effect: Gather) -> None:
         check_pair(effect.source, effect.destination)
         check_layers("source", effect.source, self.layout.active_layers)
-        check_ids("source", effect.source, self.memory)
-        check_ids("destination", effect.destination, self.memory, unique=True)
+        check_ids("source", effect.source, self.shards[0])
+        check_ids("destination", effect.destination, self.shards[0], unique=True)
         full, copies = effect.source.ids, effect.destination.ids
         if full.size and int(full.max()) >= self.full_blocks:
             raise LayoutError("source", f"full blocks in [0, {self.full_blocks})", str(int(full.max())))
@@ -135,11 +156,12 @@ class HostProducer:
             )
 
     def _gather(self, effect: Gather) -> None:
-        everything = (effect.source.size + 1) * max(shape.block_bytes for shape in self.memory.shapes)
         copied = 0
-        for chunk in split(self.memory, effect.source, effect.destination, everything):
-            self.memory.move(chunk.group, chunk.layers, chunk.row_ptr, chunk.source, chunk.destination)
-            copied += chunk.blocks * self.memory.shapes[chunk.group].block_bytes
+        for memory in self.shards:
+            everything = (effect.source.size + 1) * max(shape.block_bytes for shape in memory.shapes)
+            for chunk in split(memory, effect.source, effect.destination, everything):
+                memory.move(chunk.group, chunk.layers, chunk.row_ptr, chunk.source, chunk.destination)
+                copied += chunk.blocks * memory.shapes[chunk.group].block_bytes
         self.cpu_gather_bytes += copied
         self._gathered[effect.operation.operation_id] = copied
         if len(self._gathered) > self._limit:  # operations that were aborted are never acknowledged

@@ -5,30 +5,30 @@ A step hands out committed generations only; a compaction round runs beside the 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-import anyio.lowlevel
 import numpy as np
 import torch
 
-from kvsweep.ledger.errors import Refused
-from kvsweep.ledger.ids import HOLE, RequestKey, int32_view, no_rows
-from kvsweep.ledger.messages import BlockSelection, OpenTail, SealTail
+from kvsweep.ledger.errors import PoolExhausted, Refused
+from kvsweep.ledger.ids import RequestKey, int32_view, no_rows
+from kvsweep.ledger.messages import AttachPrefix, BlockSelection, OpenTail, PublishPrefix, Resume, SealTail
 from kvsweep.ledger.ownership import blocks_by_group
+from kvsweep.ledger.sources import leading
 from kvsweep.ledger.state import RequestState
-from kvsweep.runtime.coordinator import Coordinator
 from kvsweep.runtime.scorers import attention_mass, block_bounds, quest, recency
 from kvsweep.runtime.selection import select_blocks
 from kvsweep.runtime.upload_plan import adoptable, keep_slots
 from kvsweep.scenarios.engine.model import Model
 from kvsweep.scenarios.engine.paged import DraftKv, FullKv, QueryWindow, StepReads
 from kvsweep.scenarios.engine.sampling import Sampler, verify_tokens
+from kvsweep.scenarios.stack import Stack
 
 Scorer = Literal["attention", "quest", "recency"]
 SCORE_WINDOW = {"attention": 32, "quest": 8, "recency": 1}  # query rows a score looks at
-YIELDS_PER_STEP = 8  # turns that copies get beside each step
 
 
 @dataclass
@@ -43,7 +43,9 @@ class Progress:
     live_blocks: int = 0  # largest per-layer count of the view
     vacant_areas: int = 0
     packs: int = 0
-    notes: list[str] = field(default_factory=list)
+    refused: dict[str, int] = field(default_factory=dict)  # rounds that ended early, by reason
+    preemptions: int = 0
+    shared_blocks: int = 0  # of the prompt, attached and not computed
 
     @property
     def accepted_per_verify(self) -> float:
@@ -56,7 +58,7 @@ class Session:
 
     def __init__(
         self,
-        kv: Coordinator,
+        stack: Stack,
         model: Model,
         sampler: Sampler,
         *,
@@ -68,14 +70,13 @@ class Session:
         selector: Callable[[Session], BlockSelection] | None = None,
     ) -> None:
         """selector: what each round selects; default `Session.select`. A recorded selection can be played again."""
-        self.kv, self.model, self.sampler = kv, model, sampler
+        self.stack, self.kv, self.model, self.sampler = stack, stack.kv, model, sampler
         self.scorer, self.every, self.draft_tokens = scorer, every, draft_tokens
         self.tokens = list(prompt)
         self.prompt_tokens = len(prompt)
         self.progress = Progress()
-        self.layout = kv.driver.state.pool.layout
-        self.key: RequestKey = kv.open_request(request_id)
-        self._device = kv.devices[0]
+        self.layout = self.kv.driver.state.pool.layout
+        self.key: RequestKey = self.kv.open_request(request_id)
         self._queries = QueryWindow(self.layout.active_layers, SCORE_WINDOW[scorer])
         self._selector = selector or Session.select
         self._revision = 0
@@ -88,37 +89,75 @@ class Session:
     def emitted(self) -> list[int]:
         return self.tokens[self.prompt_tokens :]
 
-    def _room(self, tokens: int) -> None:
-        self.kv.handle(OpenTail(request=self.key, until=-(-tokens // self.layout.block_size)))
+    @property
+    def life(self) -> str:
+        return self._request().life
 
-    def prefill(self) -> None:
-        """The prompt's KV is written on the device, its whole blocks are sealed and mirrored; emits one token."""
-        self._room(len(self.tokens))
-        number, reads = self._begin()
-        positions = torch.arange(len(self.tokens))
-        cache = FullKv(self.model.config, reads, self.kv.producer.memory, self._queries)
-        logits = self.model.forward(torch.tensor(self.tokens), positions, cache, logits_for=slice(-1, None))
-        self.kv.end_step(number)
-        self.kv.handle(SealTail(request=self.key, confirmed_tokens=len(self.tokens)))
-        self.tokens.append(self.sampler.sample(logits[0]))
-        self._next_round = len(self.tokens)
+    def room(self, tokens: int) -> None:
+        """Tail blocks for positions below `tokens`. Raises PoolExhausted, with nothing changed."""
+        turn = self.kv.handle(OpenTail(request=self.key, until=-(-tokens // self.layout.block_size)))
+        if turn.outcome == "refused" and turn.refusal is not None:
+            raise PoolExhausted(f"tail of {self.key.request_id}", tokens // self.layout.block_size + 1, 0)
 
     def _begin(self) -> tuple[int, StepReads]:
         number, handed = self.kv.begin_step([self.key])
-        reads = StepReads(
-            self.kv.driver.state,
-            self.key,
-            handed[self.key],
-            self.kv.workers[0],
-            self._device.memory,
-            self.layout.block_size,
-        )
-        return number, reads
+        return number, StepReads(self.kv.driver.state, self.key, handed[self.key], self.stack.nodes)
 
-    def step(self) -> list[int]:
-        """Draft, verify, accept. Returns the tokens emitted. The target's rows replace the draft's in the tail."""
+    def _full(self, reads: StepReads) -> FullKv:
+        return FullKv(self.model.config, reads, self.stack.producer.shards, self._queries)
+
+    def prefix_keys(self, tokens: int) -> tuple[str, ...]:
+        """Opaque names of the leading whole blocks of the first `tokens` tokens: what they and all before them hold."""
+        size = self.layout.block_size
+        names = []
+        for end in range(size, tokens + 1, size):
+            names.append(hashlib.sha256(repr(self.tokens[:end]).encode()).hexdigest())
+        return tuple(names)
+
+    def attach(self, prefix_tokens: int) -> int:
+        """Refer to the shared blocks of the prompt's first tokens; returns how many blocks were there."""
+        keys = self.prefix_keys(min(prefix_tokens, self.prompt_tokens - 1))
+        if keys:
+            self.kv.handle(AttachPrefix(request=self.key, keys=keys))
+        return self.mirrored_blocks()
+
+    def publish(self, prefix_tokens: int) -> None:
+        """Share the blocks of the prompt's first tokens that are mirrored and whole."""
+        keys = self.prefix_keys(min(prefix_tokens, self.prompt_tokens - 1))
+        self.kv.handle(PublishPrefix(request=self.key, keys=tuple(enumerate(keys))))
+
+    def feed(self) -> None:
+        """Compute the rows of every token that has none on the CPU, as far as the last token but one.
+
+        Prefill, and what a preemption or a lost rank left to be computed again. Rows go into the tail; whole blocks are
+        sealed and mirrored. The first call emits the first token.
+        """
+        first = len(self.tokens) == self.prompt_tokens
+        end = len(self.tokens) - (0 if first else 1)
+        start = min(self.mirrored_blocks() * self.layout.block_size, end - 1 if first else end)
+        self.room(end)
+        if start < end:
+            number, reads = self._begin()
+            fed = torch.tensor(self.tokens[start:end])
+            rows = slice(-1, None)
+            logits = self.model.forward(fed, torch.arange(start, end), self._full(reads), logits_for=rows)
+            self.kv.end_step(number)
+            if first:
+                self.tokens.append(self.sampler.sample(logits[0]))
+        self._seal()
+        self._next_round = len(self.tokens)
+        self._kept_live = 0
+
+    def _seal(self) -> None:
+        self.kv.handle(SealTail(request=self.key, confirmed_tokens=len(self.tokens) - 1))
+
+    def step(self, *, end: bool = True) -> int:
+        """Draft, verify, accept; returns the step's number, still open unless `end`.
+
+        The target's rows replace the draft's in the tail.
+        """
         start = len(self.tokens) - 1
-        self._room(start + self.draft_tokens + 1)
+        self.room(start + self.draft_tokens + 1)
         number, reads = self._begin()
         draft = DraftKv(self.model.config, reads)
         drafted: list[int] = []
@@ -127,41 +166,36 @@ class Session:
             logits = self.model.forward(torch.tensor([token]), torch.tensor([start + ahead]), draft)
             token = self.sampler.propose(logits[0], ahead=ahead)
             drafted.append(token)
-        target = FullKv(self.model.config, reads, self.kv.producer.memory, self._queries)
         fed = torch.tensor([self.tokens[-1], *drafted])
-        logits = self.model.forward(fed, torch.arange(start, start + len(drafted) + 1), target)
+        logits = self.model.forward(fed, torch.arange(start, start + len(drafted) + 1), self._full(reads))
         emitted = verify_tokens(logits, drafted, self.sampler)
-        self.kv.end_step(number)
+        if end:
+            self.kv.end_step(number)
         self.tokens += emitted
         self.progress.verifies += 1
         self.progress.accepted += len(emitted)
-        self.kv.handle(SealTail(request=self.key, confirmed_tokens=len(self.tokens) - 1))
-        return emitted
+        self._seal()
+        return number
 
-    async def generate(self, tokens: int, *, rounds: int | None, on_step: Callable[[int], None]) -> None:
-        """Emit `tokens` tokens (or stop after `rounds` rounds), with a compaction round every `every` tokens."""
-        async with anyio.create_task_group() as beside:
-            running = anyio.Event()
-            running.set()
-            while len(self.emitted) < tokens and (rounds is None or self.progress.rounds < rounds):
-                if len(self.tokens) >= self._next_round:
-                    await running.wait()  # one round at a time; it overlaps the steps, not the next round
-                    self._next_round += self.every
-                    running = anyio.Event()
-                    beside.start_soon(self._round_then, running)
-                emitted = self.step()
-                self.measure()
-                on_step(len(emitted))
-                for _ in range(YIELDS_PER_STEP):
-                    await anyio.lowlevel.checkpoint()
-            await running.wait()
-        del self.tokens[self.prompt_tokens + tokens :]
+    def resume(self) -> bool:
+        """After a preemption: once what was written is stored or lost, run again and compute what is missing."""
+        request = self._request()
+        if request.life != "PREEMPTED":
+            return request.life == "RUNNING"
+        if request.tail or request.store.phase != "IDLE":
+            self._seal()  # dirty blocks are stored first; then they leave the tail
+            return False
+        self.kv.handle(Resume(request=self.key))
+        self.feed()
+        return True
 
-    async def _round_then(self, done: anyio.Event) -> None:
-        try:
-            await self.round()
-        finally:
-            done.set()
+    @property
+    def due(self) -> bool:
+        """Whether the next round has been reached."""
+        return len(self.tokens) >= self._next_round
+
+    def began_round(self) -> None:
+        self._next_round = len(self.tokens) + self.every
 
     # ---- a compaction round
 
@@ -173,9 +207,7 @@ class Session:
 
     def mirrored_blocks(self) -> int:
         """Leading whole blocks that the CPU holds: what a selection may name."""
-        source = int32_view(self._request().source)
-        holes = np.flatnonzero(source == HOLE)
-        return int(holes[0]) if holes.size else int(source.size)
+        return leading(self._request().source)
 
     async def round(self) -> None:
         """Select, upload what is missing, keep what was selected, and pack where a keep shrank the view."""
@@ -237,7 +269,7 @@ class Session:
             return recency(whole)
         queries, positions = self._queries.confirmed(layer, len(self.tokens) - 1)
         sources = int32_view(self._request().source)[:whole]
-        keys = self.kv.producer.keys(layer, sources)
+        keys = self.stack.producer.keys(layer, sources)
         if self.scorer == "attention":
             return attention_mass(queries, keys, positions, self.layout.block_size)
         return quest(queries, *block_bounds(keys, self.layout.block_size))

@@ -5,7 +5,8 @@ Keys are gathered by ascending logical block whatever the slot order is, so phys
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kvsweep.ledger.ids import HOLE, RequestKey, int32_view
+from kvsweep.ledger.sources import leading
 from kvsweep.ledger.state import RequestState, State
 from kvsweep.runtime.steps import HandedOut
 from kvsweep.scenarios.engine.attention import attention, gather_blocks_torch
@@ -38,27 +40,32 @@ def as_numpy(rows: Tensor) -> npt.NDArray[Any]:
     return plain
 
 
-class StepReads:
-    """What one open step was handed of one request: its view's table rows, as the rank shows them, and its tail."""
+class RankPart(Protocol):
+    """What attention needs of one rank: its tables and its memory."""
 
-    def __init__(
-        self, state: State, key: RequestKey, handed: HandedOut, worker: RankWorker, memory: BlockMemory, block_size: int
-    ) -> None:
+    worker: RankWorker
+    memory: BlockMemory
+
+
+class StepReads:
+    """What one open step was handed of one request: its view's table rows, as each rank shows them, and its tail."""
+
+    def __init__(self, state: State, key: RequestKey, handed: HandedOut, parts: Sequence[RankPart]) -> None:
         request = state.request(key)
         if request is None:
             raise LookupError(f"{key} is not known")
         self.request: RequestState = request
-        self.block_size = block_size
-        self.memory = memory
         self.layout = state.pool.layout
+        self.block_size = self.layout.block_size
+        self.parts = parts
         view = next((view for view in request.views if view.generation == handed.generation), None)
-        self.resident: dict[int, dict[int, int]] = {}  # layer -> logical block -> physical block
-        for layer in self.layout.active_layers:
-            if view is None:
-                self.resident[layer] = {}
-                continue
-            table = worker.table(key, handed.row, handed.generation, layer)
-            self.resident[layer] = dict(zip(view.logical.row(layer).tolist(), table.tolist(), strict=True))
+        self.resident: list[dict[int, dict[int, int]]] = []  # rank -> layer -> logical block -> physical block
+        for part in parts:
+            rows: dict[int, dict[int, int]] = {}
+            for layer in self.layout.active_layers if view else ():
+                table = part.worker.table(key, handed.row, handed.generation, layer)
+                rows[layer] = dict(zip(view.logical.row(layer).tolist(), table.tolist(), strict=True)) if view else {}
+            self.resident.append(rows)
         self.tail = {
             group: {b.logical: b.physical[group] for b in request.tail if b.physical[group] != HOLE}
             for group in range(self.layout.groups)
@@ -66,6 +73,10 @@ class StepReads:
 
     def tail_of(self, layer: int) -> dict[int, int]:
         return self.tail[self.layout.layers[layer].group]
+
+    def heads(self, layer: int, rank: int) -> slice:
+        """KV heads of the layer that the rank holds."""
+        return slice(*self.layout.heads_of_rank(layer, rank, len(self.parts)))
 
     def write(self, layer: int, k: Tensor, v: Tensor, first: int) -> None:
         """Write the rows of consecutive positions from `first` on into the tail blocks that cover them."""
@@ -75,9 +86,24 @@ class StepReads:
         while done < count:
             logical, offset = divmod(first + done, size)
             take = min(size - offset, count - done)
-            part = slice(done, done + take)
-            self.memory.write_tokens(layer, tail[logical], offset, keys[:, part], values[:, part])
+            rows = slice(done, done + take)
+            for rank, part in enumerate(self.parts):
+                heads = self.heads(layer, rank)
+                part.memory.write_tokens(layer, tail[logical], offset, keys[heads, rows], values[heads, rows])
             done += take
+
+
+def memory_views(parts: Sequence[RankPart], layers: int) -> list[list[Tensor]]:
+    """[layer][rank] views of device memory."""
+    return [[memory_view(part.memory, layer) for part in parts] for layer in range(layers)]
+
+
+def gather(views: list[Tensor], ids: list[Tensor], tokens: int) -> tuple[Tensor, Tensor]:
+    """(k, v) [kv_heads, tokens, D] of one layer over all ranks, each by its own table."""
+    rows = [gather_blocks_torch(view, part, tokens) for view, part in zip(views, ids, strict=True)]
+    if len(rows) == 1:
+        return rows[0]
+    return torch.cat([k for k, _ in rows]), torch.cat([v for _, v in rows])
 
 
 def _positions(logical: list[int], block_size: int, end: int) -> Tensor:
@@ -91,26 +117,26 @@ class DraftKv:
     def __init__(self, config: ModelConfig, reads: StepReads) -> None:
         self.config = config
         self.reads = reads
-        self._ids: dict[int, tuple[list[int], Tensor, Tensor]] = {}
-        self._memory = [memory_view(reads.memory, layer) for layer in range(len(config.layers))]
+        self._ids: dict[int, tuple[list[int], list[Tensor], Tensor]] = {}
+        self._memory = memory_views(reads.parts, len(config.layers))
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
         first, end = int(positions[0]), int(positions[-1]) + 1
         self.reads.write(layer, k, v, first)
         logical, ids, key_positions = self._blocks(layer, end)
         valid = len(logical) * self.reads.block_size - ((logical[-1] + 1) * self.reads.block_size - end)
-        keys, values = gather_blocks_torch(self._memory[layer], ids, valid)
+        keys, values = gather(self._memory[layer], ids, valid)
         return attention(q, keys, values, positions, key_positions[:valid], self.config.layers[layer].window)
 
-    def _blocks(self, layer: int, end: int) -> tuple[list[int], Tensor, Tensor]:
-        """Logical blocks that this layer may read, ascending, with their physical ids and key positions."""
+    def _blocks(self, layer: int, end: int) -> tuple[list[int], list[Tensor], Tensor]:
+        """Logical blocks that this layer may read, ascending, with each rank's physical ids, and key positions."""
         size = self.reads.block_size
         last = (end - 1) // size
         known = self._ids.get(layer)
         if known is None or known[0][-1] != last:
-            blocks = {**self.reads.tail_of(layer), **self.reads.resident.get(layer, {})}
-            logical = sorted(block for block in blocks if block <= last)
-            ids = torch.tensor([blocks[block] for block in logical], dtype=torch.int64)
+            tables = [{**self.reads.tail_of(layer), **rows.get(layer, {})} for rows in self.reads.resident]
+            logical = sorted(block for block in tables[0] if block <= last)
+            ids = [torch.tensor([table[block] for block in logical], dtype=torch.int64) for table in tables]
             known = (logical, ids, _positions(logical, size, len(logical) * size))
             self._ids[layer] = known
         return known
@@ -122,16 +148,14 @@ class FullKv:
     Keeps the last `window` query rows of each active layer, from which attention-mass scores are made.
     """
 
-    def __init__(self, config: ModelConfig, reads: StepReads, cpu: BlockMemory, queries: QueryWindow) -> None:
+    def __init__(self, config: ModelConfig, reads: StepReads, cpu: Sequence[BlockMemory], queries: QueryWindow) -> None:
         self.config = config
         self.reads = reads
         self.queries = queries
-        self._cpu = [memory_view(cpu, layer) for layer in range(len(config.layers))]
-        self._device = [memory_view(reads.memory, layer) for layer in range(len(config.layers))]
-        source = int32_view(reads.request.source)
-        holes = np.flatnonzero(source == HOLE)
-        mirrored = int(holes[0]) if holes.size else int(source.size)
-        self._sources = torch.from_numpy(source[:mirrored].astype(np.int64))
+        self._cpu = [[memory_view(shard, layer) for shard in cpu] for layer in range(len(config.layers))]
+        self._device = memory_views(reads.parts, len(config.layers))
+        source = int32_view(reads.request.source)[: leading(reads.request.source)]
+        self._sources = torch.from_numpy(source.astype(np.int64))
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
         first, end = int(positions[0]), int(positions[-1]) + 1
@@ -140,9 +164,10 @@ class FullKv:
         size, start = self.reads.block_size, self._sources.shape[0]
         tail = self.reads.tail_of(layer)
         ids = torch.tensor([tail[block] for block in range(start, (end - 1) // size + 1)], dtype=torch.int64)
-        keys, values = gather_blocks_torch(self._device[layer], ids, end - start * size)
+        ranks = len(self.reads.parts)
+        keys, values = gather(self._device[layer], [ids] * ranks, end - start * size)
         if start:
-            cpu_keys, cpu_values = gather_blocks_torch(self._cpu[layer], self._sources, start * size)
+            cpu_keys, cpu_values = gather(self._cpu[layer], [self._sources] * ranks, start * size)
             keys, values = torch.cat((cpu_keys, keys), dim=1), torch.cat((cpu_values, values), dim=1)
         return attention(q, keys, values, positions, torch.arange(end), self.config.layers[layer].window)
 

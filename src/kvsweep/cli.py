@@ -98,6 +98,11 @@ def demo(
     ledger: Annotated[
         Path | None, typer.Option(help="Ledger file to begin; without it, one in a new temporary folder.")
     ] = None,
+    requests: Annotated[int, typer.Option(help="Requests that share half of their prompts.", min=1)] = 1,
+    ranks: Annotated[int, typer.Option(help="Tensor-parallel ranks; each holds some of the KV heads.", min=1)] = 1,
+    chaos: Annotated[
+        int | None, typer.Option(help="Seed of a storm: late, repeated and failed messages, restarts, a tight pool.")
+    ] = None,
     synthetic: Annotated[bool, typer.Option("--synthetic", help="A tiny seeded model with sliding windows.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The closing figures as JSON on stdout.")] = False,
 ) -> None:
@@ -132,6 +137,9 @@ def demo(
         rounds=rounds,
         text=text,
         synthetic=synthetic,
+        requests=requests,
+        ranks=ranks,
+        chaos=chaos,
     )
     path = ledger if ledger is not None else Path(tempfile.mkdtemp(prefix="kvsweep-")) / "demo.ledger"
     console = Console(stderr=True)
@@ -155,7 +163,7 @@ def demo(
     else:
         Console().print(closing_table(result))
     if dtype == "fp32" and not result.lossless:
-        fail(f"token {result.first_difference} differs from plain decoding", DATA_FAULT)
+        fail(f"{result.first_difference} differs from plain decoding", DATA_FAULT)
 
 
 @app.command()
