@@ -93,6 +93,12 @@ class Node:
         )
         self.memory = self.device.memory
         self.worker = RankWorker(self.device, rank=rank, process_epoch=process_epoch)
+        self.process = anyio.CancelScope()
+
+    async def serve(self, link: RankLink) -> None:
+        """The process: what it has not done when it is killed is never done."""
+        with self.process:
+            await serve_rank(self.worker, self.device, link)
 
 
 class Stack:
@@ -133,7 +139,7 @@ class Stack:
     async def __aenter__(self) -> Self:
         self._tasks = await self._stack.enter_async_context(anyio.create_task_group())
         for node, end in self._ends:
-            self._tasks.start_soon(serve_rank, node.worker, node.device, end)
+            self._tasks.start_soon(node.serve, end)
         await self._stack.enter_async_context(self.kv)
         return self
 
@@ -152,11 +158,12 @@ class Stack:
         """The rank's process ends and a new one begins: its memory is gone, its link is new."""
         epoch = dict(self.driver.state.pool.ranks)[rank] + 1
         node = self.nodes[rank]
+        node.process.cancel()
         node.start(rank, epoch)
         ours, end = self._link()
         self.kv.handle(ProcessStarted(rank=rank, process_epoch=epoch))
         self.kv.connect(rank, ours)
-        self._tasks.start_soon(serve_rank, node.worker, node.device, end)
+        self._tasks.start_soon(node.serve, end)
 
     def restart_producer(self) -> None:
         """A new producer process over the same CPU memory: every block is registered again before it is used."""

@@ -132,7 +132,7 @@ class Fleet:
         try:
             if not member.running:
                 return self._admit(member)
-            if session.life != "RUNNING" and not session.resume():
+            if not session.resume():
                 return False
             if session.due and member.round is None and session.mirrored_blocks() > 0:
                 session.began_round()
@@ -162,13 +162,10 @@ class Fleet:
                 self._published = True
             else:
                 return False
-        if session.life == "PREEMPTED" and not session.resume():
-            return False
-        if session.mirrored_blocks() == 0 and self.shared_tokens and member is not first:
+        if session.life == "RUNNING" and session.mirrored_blocks() == 0 and self.shared_tokens and member is not first:
             session.progress.shared_blocks = session.attach(self.shared_tokens)
-        session.feed()
-        member.running = True
-        return True
+        member.running = session.resume()
+        return member.running
 
     async def _round(self, member: Member) -> None:
         """A round that cannot go on ends; what it had committed stands, the rest is as before."""

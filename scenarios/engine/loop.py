@@ -82,6 +82,7 @@ class Session:
         self._revision = 0
         self._kept_live = 0
         self._next_round = 0
+        self.fed = False  # every token but the last has its rows
 
     # ---- decoding
 
@@ -147,6 +148,7 @@ class Session:
         self._seal()
         self._next_round = len(self.tokens)
         self._kept_live = 0
+        self.fed = True
 
     def _seal(self) -> None:
         self.kv.handle(SealTail(request=self.key, confirmed_tokens=len(self.tokens) - 1))
@@ -180,13 +182,14 @@ class Session:
     def resume(self) -> bool:
         """After a preemption: once what was written is stored or lost, run again and compute what is missing."""
         request = self._request()
-        if request.life != "PREEMPTED":
-            return request.life == "RUNNING"
-        if request.tail or request.store.phase != "IDLE":
-            self._seal()  # dirty blocks are stored first; then they leave the tail
-            return False
-        self.kv.handle(Resume(request=self.key))
-        self.feed()
+        if request.life == "PREEMPTED":
+            self.fed = False
+            if request.tail or request.store.phase != "IDLE":
+                self._seal()  # dirty blocks are stored first; then they leave the tail
+                return False
+            self.kv.handle(Resume(request=self.key))
+        if not self.fed:
+            self.feed()  # raises PoolExhausted where there is no room yet: to be called again
         return True
 
     @property
