@@ -134,7 +134,8 @@ class Fleet:
                 return self._admit(member)
             if not session.resume():
                 return False
-            if session.due and member.round is None and session.mirrored_blocks() > 0:
+            self._publish()
+            if self._published and session.due and member.round is None and session.mirrored_blocks() > 0:
                 session.began_round()
                 member.round = anyio.Event()
                 beside.start_soon(self._round, member)
@@ -155,17 +156,21 @@ class Fleet:
         session = member.session
         first = self.members[0]
         if member is not first and not self._published:
-            if first.finished:
-                self._published = True
-            elif first.running and first.session.mirrored_blocks() * session.layout.block_size >= self.shared_tokens:
-                first.session.publish(self.shared_tokens)
-                self._published = True
-            else:
-                return False
+            return False
         if session.life == "RUNNING" and session.mirrored_blocks() == 0 and self.shared_tokens and member is not first:
             session.progress.shared_blocks = session.attach(self.shared_tokens)
         member.running = session.resume()
         return member.running
+
+    def _publish(self) -> None:
+        """Share the first request's prefix once it is mirrored, before any round lets parts of it go."""
+        first = self.members[0]
+        if self._published or not (first.finished or first.running):
+            return
+        if first.finished or first.session.mirrored_blocks() * first.session.layout.block_size >= self.shared_tokens:
+            if not first.finished:
+                first.session.publish(self.shared_tokens)
+            self._published = True
 
     async def _round(self, member: Member) -> None:
         """A round that cannot go on ends; what it had committed stands, the rest is as before."""
