@@ -18,7 +18,7 @@ from kvsweep.ledger.errors import Aborted, PoolExhausted, Refused
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import Logical, Operation, RequestKey, Rows, Slot, int32_view
 from kvsweep.ledger.messages import Abort, BlockSelection, Finish, Release, Retain, Select, Turn
-from kvsweep.ledger.state import Residency
+from kvsweep.ledger.state import OpenOperation, Residency
 from kvsweep.runtime.core import Message
 from kvsweep.runtime.driver import Driver
 from kvsweep.runtime.metrics import Metrics
@@ -47,14 +47,27 @@ class RetainResult(Struct, frozen=True, kw_only=True):
 
 
 class _Watch:
-    """One awaited operation: its own metrics and its end."""
+    """One awaited operation: its own metrics and its end. Kept as long as somebody waits for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, operation: Operation) -> None:
+        self.operation = operation
+        self.waiting = 0
         self.metrics = Metrics()
         self.method = ""
         self.attention = "same"
         self.ended = anyio.Event()
         self.aborted: str | None = None
+
+    def join(self, opened: OpenOperation) -> None:
+        """An operation that was started before anybody waited for it."""
+        if opened.lane == "retain":
+            self.method, self.attention = opened.mode, opened.attention
+
+    def concerns(self, event: Event) -> bool:
+        """Whether the event belongs to this operation. A retirement names no operation: it is the open retain's."""
+        if isinstance(event, e.BlocksRetired):
+            return event.cause == "retain" and bool(self.method) and event.request == self.operation.request
+        return getattr(event, "operation", None) == self.operation
 
     def apply(self, event: Event) -> None:
         self.metrics.apply(event)
@@ -182,19 +195,25 @@ class Coordinator:
             await self._changed.wait()
 
     async def settled(self, request: RequestKey | None = None) -> None:
-        """No operation open or settling, no replaced view and no fence left."""
-        await self.until(lambda: not self.driver.pending(request))
+        """No operation open or settling, no replaced view and no fence left; freed blocks are back in their pools."""
+        await self.until(lambda: self.driver.idle and not self.driver.pending(request))
 
     async def _ended(self, turn: Turn, request: RequestKey) -> _Watch:
         operation = turn.operation
         if operation is None:
             raise _not_started(turn, request)
-        watch = self._watches.get(operation.operation_id, _Watch())
-        if turn.outcome == "repeated" and not self._is_open(operation):
-            return watch
+        if turn.outcome == "repeated" and turn.refusal is not None:
+            raise Aborted(operation, turn.refusal.reason)
+        watch = self._watches.get(operation.operation_id) or _Watch(operation)
+        if turn.outcome == "repeated":
+            opened = self._open(operation)
+            if opened is None:
+                return watch
+            watch.join(opened)
         self._watches[operation.operation_id] = watch
         for event in turn.events:
             watch.apply(event)
+        watch.waiting += 1
         try:
             with anyio.move_on_after(self.driver.settings.transfer.deadline_s):
                 await watch.ended.wait()
@@ -204,14 +223,17 @@ class Coordinator:
             self._abort(operation, "the caller left")
             raise
         finally:
-            self._watches.pop(operation.operation_id, None)
+            watch.waiting -= 1
+            if not watch.waiting:
+                del self._watches[operation.operation_id]
         if watch.aborted is not None:
             raise Aborted(operation, watch.aborted)
         return watch
 
-    def _is_open(self, operation: Operation) -> bool:
+    def _open(self, operation: Operation) -> OpenOperation | None:
         request = self.driver.state.request(operation.request)
-        return request is not None and any(opened.operation == operation for opened in request.open_operations())
+        opened = request.open_operations() if request else ()
+        return next((found for found in opened if found.operation == operation), None)
 
     def _abort(self, operation: Operation, reason: str) -> None:
         """Synchronous: nothing may be awaited in a cancelled scope. A commit already recorded stands."""
@@ -226,20 +248,24 @@ class Coordinator:
     # ---- the pump
 
     def _on_event(self, event: Event) -> None:
-        operation = getattr(event, "operation", None)
-        watch = self._watches.get(operation.operation_id) if operation is not None else None
-        if watch is not None:
-            watch.apply(event)
+        for watch in self._watches.values():
+            if watch.concerns(event):
+                watch.apply(event)
         if isinstance(event, e.RequestClosed):
             self.producer.forget(event.request)
             for device in self.devices:
                 device.forget(event.request)
+        self._notify()
+
+    def _notify(self) -> None:
+        """Whoever waits for a condition looks again."""
+        self._changed.set()
+        self._changed = anyio.Event()
 
     async def _pump(self) -> None:
         while True:
             if self._turn():
-                self._changed.set()
-                self._changed = anyio.Event()
+                self._notify()
                 await anyio.lowlevel.checkpoint()
             else:
                 await self._wake.wait()

@@ -122,6 +122,11 @@ class Driver:
             ready.append(self._outbox.popleft()[1])
         return ready
 
+    @property
+    def idle(self) -> bool:
+        """No effect waits to be polled."""
+        return not self._outbox
+
     def release(self, effect: Release) -> None:
         """Give freed blocks back to their pools. The caller has poisoned them by now, where it does."""
         self.pools.release(effect)
