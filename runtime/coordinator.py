@@ -14,7 +14,7 @@ import anyio.lowlevel
 from msgspec import Struct
 
 from kvsweep.ledger import events as e
-from kvsweep.ledger.errors import Aborted, PoolExhausted, Refused
+from kvsweep.ledger.errors import Aborted, NotSettled, PoolExhausted, Refused
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import Logical, Operation, RequestKey, Rows, Slot, int32_view
 from kvsweep.ledger.messages import Abort, BlockSelection, Finish, Release, Retain, Select, Turn
@@ -26,6 +26,8 @@ from kvsweep.runtime.steps import HandedOut
 from kvsweep.transports.host import HostDevice
 from kvsweep.transports.producer import HostProducer
 from kvsweep.transports.rank import RankWorker
+
+RESULTS_KEPT = 256
 
 
 class UploadResult(Struct, frozen=True, kw_only=True):
@@ -84,7 +86,10 @@ class _Watch:
 
 
 class Coordinator:
-    """Driver, ranks and producer in one task group. An async context manager, usable inside only."""
+    """Driver, ranks and producer in one task group. An async context manager, usable inside only.
+
+    Leaving it waits until all is settled, for the deadline of a transfer at most; then it raises NotSettled.
+    """
 
     def __init__(
         self, driver: Driver, *, workers: Iterable[RankWorker], devices: Iterable[HostDevice], producer: HostProducer
@@ -94,6 +99,7 @@ class Coordinator:
         self.devices = tuple(devices)
         self.producer = producer
         self._watches: dict[int, _Watch] = {}
+        self._results: dict[int, _Watch] = {}
         self._wake = anyio.Event()
         self._changed = anyio.Event()
         self._stack = AsyncExitStack()
@@ -109,7 +115,10 @@ class Coordinator:
     ) -> bool | None:
         try:
             if error is None:
-                await self.settled()
+                with anyio.move_on_after(self.driver.settings.transfer.deadline_s):
+                    await self.settled()
+                if left := self.driver.pending():
+                    raise NotSettled(tuple(left))
         finally:
             self._tasks.cancel_scope.cancel()
             await self._stack.__aexit__(kind, error, traceback)
@@ -208,7 +217,7 @@ class Coordinator:
         if turn.outcome == "repeated":
             opened = self._open(operation)
             if opened is None:
-                return watch
+                return self._results.get(operation.operation_id, watch)
             watch.join(opened)
         self._watches[operation.operation_id] = watch
         for event in turn.events:
@@ -225,10 +234,16 @@ class Coordinator:
         finally:
             watch.waiting -= 1
             if not watch.waiting:
-                del self._watches[operation.operation_id]
+                self._remember(self._watches.pop(operation.operation_id))
         if watch.aborted is not None:
             raise Aborted(operation, watch.aborted)
         return watch
+
+    def _remember(self, watch: _Watch) -> None:
+        """Results of the last operations, for calls that are repeated after the end."""
+        self._results[watch.operation.operation_id] = watch
+        if len(self._results) > RESULTS_KEPT:
+            del self._results[next(iter(self._results))]
 
     def _open(self, operation: Operation) -> OpenOperation | None:
         request = self.driver.state.request(operation.request)
