@@ -62,7 +62,7 @@ class Core:
         if key is not None and batch.state.request(key) is not None:
             settle(batch, self._context, key)
             release(batch, key)
-        return self._stage(batch, turn)
+        return self._stage(batch, turn, key)
 
     def _decide(self, batch: Batch, message: Message, reserved: Reserved | None) -> Turn:
         if isinstance(message, messages.Done):
@@ -165,9 +165,8 @@ class Core:
 
     # ---- staging
 
-    def _stage(self, batch: Batch, turn: Turn) -> Turn:
+    def _stage(self, batch: Batch, turn: Turn, key: RequestKey | None = None) -> Turn:
         self._staged = batch.state
-        key = turn.operation.request if turn.operation else None
         request = batch.state.request(key) if key is not None else None
         return Turn(
             outcome=turn.outcome,

@@ -168,8 +168,8 @@ def test_e2_a_score_that_hysteresis_raises_beyond_float32_is_refused_by_name() -
 
 def test_e2_a_shared_selection_gives_every_layer_the_blocks_with_the_best_sums() -> None:
     chosen = choose(SCORES, policy(shared=True))
-    assert chosen.logical_blocks_by_layer.as_lists() == dict.fromkeys((0, 1), [0, 4, 5, 7])
-    assert chosen.ranked_tail_by_layer.as_lists() == dict.fromkeys((0, 1), [6, 2, 3, 1])
+    assert chosen.logical_blocks_by_layer.as_lists() == {0: [0, 4, 5, 7], 1: [0, 4, 5, 7]}
+    assert chosen.ranked_tail_by_layer.as_lists() == {0: [6, 2, 3, 1], 1: [6, 2, 3, 1]}
 
 
 def test_e2_a_shared_selection_whose_sum_leaves_float32_is_refused_by_name() -> None:
