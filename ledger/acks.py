@@ -132,7 +132,7 @@ def _old_process(known: _Known, ack: Ack) -> Found:
     process = known.state.pool.process_epoch(ack.rank)
     if process is not None and ack.process_epoch < process:
         return f"process epoch {process} of rank {ack.rank}", str(ack.process_epoch)
-    if ack.process_epoch == process and ack.rank in known.state.pool.lost:  # said before it ended, heard after
+    if ack.rank in known.state.pool.lost:  # said before it ended, heard after
         return f"a living process of rank {ack.rank}", f"process epoch {process}, which has ended"
     return None
 

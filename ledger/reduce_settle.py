@@ -20,21 +20,25 @@ from kvsweep.ledger.state import Lane, OpenOperation, RequestState, State
 
 def upload_aborted(state: State, request: RequestState, event: UploadAborted) -> State:
     opened = open_in(request, request.upload, event, event.operation)
-    return _settle(state, replace(request, upload=replace(request.upload, open=None)), opened)
+    return _settle(state, replace(request, upload=replace(request.upload, open=None)), opened, event.reason)
 
 
 def retain_aborted(state: State, request: RequestState, event: RetainAborted) -> State:
     opened = open_in(request, request.retain, event, event.operation)
-    return _settle(state, replace(request, retain=replace(request.retain, open=None)), opened)
+    return _settle(state, replace(request, retain=replace(request.retain, open=None)), opened, event.reason)
 
 
 def store_aborted(state: State, request: RequestState, event: StoreAborted) -> State:
     opened = open_in(request, request.store, event, event.operation)
-    return _settle(state, replace(request, store=replace(request.store, open=None)), opened)
+    return _settle(state, replace(request, store=replace(request.store, open=None)), opened, event.reason)
 
 
-def _settle(state: State, request: RequestState, opened: OpenOperation) -> State:
+def _settle(state: State, request: RequestState, opened: OpenOperation, reason: str) -> State:
     """Keep all held until each rank is terminal; an operation never sent, or ended everywhere, is quiet at once."""
+    commands = tuple(
+        replace(known, aborted=reason) if known.operation == opened.operation else known for known in request.commands
+    )
+    request = replace(request, commands=commands)
     if {rank for rank, _ in opened.ranks} <= {rank for rank, _ in opened.outcomes}:
         return _quiet(state, request, opened)
     return adopt(state, replace(request, settling=(*request.settling, opened)))

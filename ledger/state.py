@@ -86,6 +86,7 @@ class Remembered(Struct, frozen=True, kw_only=True, gc=False):
     key: str
     what: str  # digest of what was asked
     operation: Operation
+    aborted: str = ""  # why it ended without a commit
 
 
 class RequestState(Struct, frozen=True, kw_only=True, gc=False):

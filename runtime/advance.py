@@ -34,7 +34,7 @@ def floor(state: State) -> int:
 
 def settle(batch: Batch, context: Context, key: RequestKey) -> None:
     """Take every step that nothing waits for, until none is left."""
-    while _complete(batch, key) or _commit(batch, key) or _retire(batch, context, key) or _end(batch, key):
+    while _complete(batch, key) or _commit(batch, key) or _retire(batch, context, key) or _end(batch, context, key):
         pass
 
 
@@ -141,7 +141,7 @@ def _freed(batch: Batch, key: RequestKey, holder: Holder) -> tuple[bytes, ...]:
     return before.change(key, layout, drop=(holder,)).freed_since(before, key, layout).device
 
 
-def _end(batch: Batch, key: RequestKey) -> bool:
+def _end(batch: Batch, context: Context, key: RequestKey) -> bool:
     """A preempted request drops what is stored; a finishing one drops all and closes when nothing is held."""
     request, layout = batch.request(key), batch.state.pool.layout
     phases = {"PREEMPTED": ("clean", "lost"), "FINISHING": ("open", "dirty", "clean", "lost")}.get(request.life)
@@ -153,7 +153,10 @@ def _end(batch: Batch, key: RequestKey) -> bool:
             drop_tail(batch, key, group, logical)
             return True
     if request.life == "FINISHING" and not (
-        request.open_operations() or request.settling or batch.state.ownership.holders(key)
+        request.open_operations()
+        or request.settling
+        or batch.state.ownership.holders(key)
+        or context.steps.writes(key)  # a step that was handed nothing is open on the request all the same
     ):
         batch.emit(e.RequestClosed, key)
     return False

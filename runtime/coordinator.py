@@ -15,7 +15,7 @@ import anyio.lowlevel
 from msgspec import Struct
 
 from kvsweep.ledger import events as e
-from kvsweep.ledger.errors import Aborted, Busy, PoolExhausted, Refused
+from kvsweep.ledger.errors import Aborted, Busy, NotSettled, PoolExhausted, Refused
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import Logical, Operation, RequestKey, Rows, Slot
 from kvsweep.ledger.messages import (
@@ -32,7 +32,7 @@ from kvsweep.ledger.messages import (
     ToRank,
     Turn,
 )
-from kvsweep.ledger.state import Residency
+from kvsweep.ledger.state import OpenOperation, Residency
 from kvsweep.runtime.core import Message
 from kvsweep.runtime.driver import Driver
 from kvsweep.runtime.metrics import Metrics
@@ -44,6 +44,8 @@ from kvsweep.transports.wire import BadFrame, decode_from_rank, encode
 BAD_FRAMES_KEPT = 64
 OUTGOING_FRAMES = 65536
 """Frames waiting for one rank. Open and settling operations bound them; a rank behind by more is broken."""
+
+RESULTS_KEPT = 256
 
 
 class UploadResult(Struct, frozen=True, kw_only=True):
@@ -65,14 +67,27 @@ class RetainResult(Struct, frozen=True, kw_only=True):
 
 
 class _Watch:
-    """One awaited operation: its own metrics and its end."""
+    """One awaited operation: its own metrics and its end. Kept as long as somebody waits for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, operation: Operation) -> None:
+        self.operation = operation
+        self.waiting = 0
         self.metrics = Metrics()
         self.method = ""
         self.attention = "same"
         self.ended = anyio.Event()
         self.aborted: str | None = None
+
+    def join(self, opened: OpenOperation) -> None:
+        """An operation that was started before anybody waited for it."""
+        if opened.lane == "retain":
+            self.method, self.attention = opened.mode, opened.attention
+
+    def concerns(self, event: Event) -> bool:
+        """Whether the event belongs to this operation. A retirement names no operation: it is the open retain's."""
+        if isinstance(event, e.BlocksRetired):
+            return event.cause == "retain" and bool(self.method) and event.request == self.operation.request
+        return getattr(event, "operation", None) == self.operation
 
     def apply(self, event: Event) -> None:
         self.metrics.apply(event)
@@ -92,6 +107,8 @@ class Coordinator:
     """Driver, links to ranks, and producer in one task group. An async context manager, usable inside only.
 
     on_release is called with every `Release` before the blocks are free again: the place to poison them.
+
+    Leaving it waits until all is settled, for the deadline of a transfer at most; then it raises NotSettled.
     """
 
     def __init__(
@@ -109,6 +126,7 @@ class Coordinator:
         self._on_release = on_release
         self._watches: dict[int, _Watch] = {}
         self._outgoing: dict[int, deque[bytes]] = {rank: deque() for rank in self._links}
+        self._results: dict[int, _Watch] = {}
         self._wake = anyio.Event()
         self._changed = anyio.Event()
         self._posted = anyio.Event()
@@ -127,7 +145,10 @@ class Coordinator:
     ) -> bool | None:
         try:
             if error is None:
-                await self.settled()
+                with anyio.move_on_after(self.driver.settings.transfer.deadline_s):
+                    await self.settled()
+                if left := self.driver.pending():
+                    raise NotSettled(tuple(left))
         finally:
             with anyio.CancelScope(shield=True):
                 for link in self._links.values():
@@ -226,33 +247,48 @@ class Coordinator:
             await self._changed.wait()
 
     async def settled(self, request: RequestKey | None = None) -> None:
-        """No operation open or settling, no replaced view and no fence left."""
-        await self.until(lambda: not self.driver.pending(request))
+        """No operation open or settling, no replaced view and no fence left; freed blocks are back in their pools."""
+        await self.until(lambda: self.driver.idle and not self.driver.pending(request))
 
     async def _ended(self, turn: Turn, request: RequestKey) -> _Watch:
         operation = turn.operation
         if operation is None:
             raise _not_started(turn, request)
-        watch = self._watches.get(operation.operation_id, _Watch())
-        if turn.outcome == "repeated" and not self._is_open(operation):
-            return watch
+        if turn.outcome == "repeated" and turn.refusal is not None:
+            raise Aborted(operation, turn.refusal.reason)
+        watch = self._watches.get(operation.operation_id) or _Watch(operation)
+        if turn.outcome == "repeated":
+            opened = self._open(operation)
+            if opened is None:
+                return self._results.get(operation.operation_id, watch)
+            watch.join(opened)
         self._watches[operation.operation_id] = watch
         for event in turn.events:
             watch.apply(event)
+        watch.waiting += 1
         try:
             await watch.ended.wait()
         except BaseException:
             self._abort(operation, "the caller left")
             raise
         finally:
-            self._watches.pop(operation.operation_id, None)
+            watch.waiting -= 1
+            if not watch.waiting:
+                self._remember(self._watches.pop(operation.operation_id))
         if watch.aborted is not None:
             raise Aborted(operation, watch.aborted)
         return watch
 
-    def _is_open(self, operation: Operation) -> bool:
+    def _remember(self, watch: _Watch) -> None:
+        """Results of the last operations, for calls that are repeated after the end."""
+        self._results[watch.operation.operation_id] = watch
+        if len(self._results) > RESULTS_KEPT:
+            del self._results[next(iter(self._results))]
+
+    def _open(self, operation: Operation) -> OpenOperation | None:
         request = self.driver.state.request(operation.request)
-        return request is not None and any(opened.operation == operation for opened in request.open_operations())
+        opened = request.open_operations() if request else ()
+        return next((found for found in opened if found.operation == operation), None)
 
     def _abort(self, operation: Operation, reason: str) -> None:
         """Synchronous: nothing may be awaited in a cancelled scope. A commit already recorded stands."""
@@ -267,21 +303,25 @@ class Coordinator:
     # ---- the pump
 
     def _on_event(self, event: Event) -> None:
-        operation = getattr(event, "operation", None)
-        watch = self._watches.get(operation.operation_id) if operation is not None else None
-        if watch is not None:
-            watch.apply(event)
+        for watch in self._watches.values():
+            if watch.concerns(event):
+                watch.apply(event)
         if isinstance(event, e.RequestClosed):
             self.producer.forget(event.request)
             for rank in self._links:
                 self._post(rank, Forget(request=event.request))
+        self._notify()
+
+    def _notify(self) -> None:
+        """Whoever waits for a condition looks again."""
+        self._changed.set()
+        self._changed = anyio.Event()
 
     async def _pump(self) -> None:
         while True:
             self._wake = anyio.Event()
             if self._turn():
-                self._changed.set()
-                self._changed = anyio.Event()
+                self._notify()
                 await anyio.lowlevel.checkpoint()
             await self.driver.deadlines.wait(self._wake, self.driver.next_deadline())
 
@@ -337,8 +377,6 @@ class Coordinator:
                 self.handle(message)
                 if isinstance(message, Done):
                     self._post(message.rank, Heard(operation_id=message.operation.operation_id))
-                self._changed.set()
-                self._changed = anyio.Event()
         except (anyio.EndOfStream, anyio.ClosedResourceError):
             return
 

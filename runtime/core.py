@@ -9,7 +9,7 @@ from kvsweep.ledger.errors import Refused, UsageError
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import HOLE, POOL, Operation, RequestKey
 from kvsweep.ledger.messages import Command, Effect, Refusal, Release, Report, Reserve, Reserved, Turn
-from kvsweep.ledger.state import EMPTY, RequestState, State
+from kvsweep.ledger.state import EMPTY, Remembered, RequestState, State
 from kvsweep.runtime import decide_prefix, decide_process, decide_report, decide_request, decide_retain, decide_upload
 from kvsweep.runtime.advance import Context, release, settle
 from kvsweep.runtime.batch import Batch
@@ -67,7 +67,8 @@ class Core:
                 settle(batch, self._context, key)
         if batch.events:
             release(batch)
-        return self._stage(batch, turn)
+        about = asked[0] if asked else None
+        return self._stage(batch, turn, turn.operation.request if turn.operation else about)
 
     def _decide(self, batch: Batch, message: Message, reserved: Reserved | None) -> Turn:
         if isinstance(message, messages.Done):
@@ -85,7 +86,8 @@ class Core:
             raise Refused(key, type(message).__name__, "no such request", ("OpenRequest",))
         repeated = self._repeated(batch.state, message)
         if repeated is not None:
-            return Turn(outcome="repeated", operation=repeated)
+            refusal = Refusal(what="Aborted", reason=repeated.aborted) if repeated.aborted else None
+            return Turn(outcome="repeated", operation=repeated.operation, refusal=refusal)
         reply = self._command(batch, message, reserved)
         if isinstance(reply, Reserve):
             return Turn(outcome="reserve", effects=(reply,))
@@ -129,8 +131,8 @@ class Core:
                 raise UsageError(f"expected a command or a report, got {type(message).__name__}")
         return None
 
-    def _repeated(self, state: State, message: Message) -> Operation | None:
-        """The operation that this idempotency key already started; the key used for something else is refused."""
+    def _repeated(self, state: State, message: Message) -> Remembered | None:
+        """What this idempotency key already started; the key used for something else is refused."""
         if isinstance(message, messages.Select):
             key, what = message.selection.request, selection_digest(message.selection)
         elif isinstance(message, messages.Retain):
@@ -143,7 +145,7 @@ class Core:
                 if known.what != what:
                     reason = f"idempotency key {known.key!r} was used for something else"
                     raise Refused(key, type(message).__name__, request.describe() if request else "", (), reason)
-                return known.operation
+                return known
         return None
 
     def _refuse(self, message: Message, error: Refused) -> Turn:
@@ -183,9 +185,8 @@ class Core:
 
     # ---- staging
 
-    def _stage(self, batch: Batch, turn: Turn) -> Turn:
+    def _stage(self, batch: Batch, turn: Turn, key: RequestKey | None = None) -> Turn:
         self._staged = batch.state
-        key = turn.operation.request if turn.operation else None
         request = batch.state.request(key) if key is not None else None
         return Turn(
             outcome=turn.outcome,

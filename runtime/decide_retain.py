@@ -20,7 +20,9 @@ def retain(batch: Batch, context: Context, command: Retain, reserved: Reserved |
     keep, union = command.keep, False
     _check_keep(request, keep, layout.active_layers)
     if settings.union and not command.pack and _one_table(request, command):
-        keep, union = union_keep(keep, _slot_counts(request, keep)), True
+        keep = union_keep(keep, _slot_counts(request, keep))
+        union = keep != command.keep  # where all layers keep alike nothing is added, and nothing to label
+    _check_adopt(request, command.adopt, layout.active_layers)
     table = _table(batch, request, keep, command.adopt)
     row = free_row(batch.state, request, "retain")
     if command.pack:
@@ -100,6 +102,12 @@ def _check_keep(request: RequestState, keep: Rows[Slot], layers: tuple[int, ...]
             int(slots[0]) < 0 or int(slots[-1]) >= counts[layer] or bool(np.any(slots[1:] <= slots[:-1]))
         ):
             _refuse(request, f"keep[{layer}]: expected ascending slots in [0, {counts[layer]}), got {slots.tolist()}")
+
+
+def _check_adopt(request: RequestState, adopt: Rows[Logical], layers: tuple[int, ...]) -> None:
+    strange = [layer for layer in adopt.layers.tolist() if layer not in layers]
+    if strange:
+        _refuse(request, f"adopt: expected rows of active layers {list(layers)}, got layers {strange}")
 
 
 def _check_pack(request: RequestState, command: Retain) -> None:

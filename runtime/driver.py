@@ -95,8 +95,7 @@ class Driver:
 
     def handle(self, message: Message) -> Turn:
         """Decide, append, adopt. Raises Refused for an illegal command; a report raises nothing."""
-        if self._failed is not None:
-            raise LogError(f"read-only since an append failed: {self._failed}") from self._failed
+        self._expect_writable()
         started = self._clock()
         turn = self.core.handle(message)
         while turn.outcome == "reserve":
@@ -120,6 +119,7 @@ class Driver:
 
     def end_step(self, number: int) -> Turn:
         """Every rank has done the step; in any order, once."""
+        self._expect_writable()
         return self._take(self.core.end_step(number))
 
     def poll(self) -> list[Effect]:
@@ -169,6 +169,11 @@ class Driver:
             case _:
                 pass
 
+    @property
+    def idle(self) -> bool:
+        """No effect waits to be polled."""
+        return not self._outbox
+
     def release(self, effect: Release) -> None:
         """Give freed blocks back to their pools. The caller has poisoned them by now, where it does."""
         self.pools.release(effect)
@@ -213,6 +218,10 @@ class Driver:
         self.log.close()
 
     # ---- inside
+
+    def _expect_writable(self) -> None:
+        if self._failed is not None:
+            raise LogError(f"read-only since an append failed: {self._failed}") from self._failed
 
     def _take(self, turn: Turn, *, plan_s: float = 0.0) -> Turn:
         if not turn.events:

@@ -58,7 +58,9 @@ class Metrics:
                 if self._modes.get(event.operation.operation_id) == "pack":
                     self.packed_bytes += event.resident_moved_bytes
             case e.OwnersCommitted():
-                self.remap[self._modes.pop(event.operation.operation_id)] += 1
+                mode = self._modes.pop(event.operation.operation_id, None)
+                if mode is not None:  # None: folded from the middle of an operation
+                    self.remap[mode] += 1
             case e.RetainAborted():
                 self._modes.pop(event.operation.operation_id, None)
             case e.RankStored():

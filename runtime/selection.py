@@ -3,10 +3,9 @@
 import numpy as np
 import numpy.typing as npt
 
-from kvsweep.kernels.errors import NonFiniteInput
 from kvsweep.kernels.reference import rank_blocks
 from kvsweep.ledger.errors import BudgetError, LayoutError, NonFiniteScore
-from kvsweep.ledger.ids import Logical, RequestKey, Rows, int32_bytes
+from kvsweep.ledger.ids import HOLE, Logical, RequestKey, Rows, int32_bytes
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.messages import BlockSelection
 from kvsweep.runtime.settings import SelectionSettings
@@ -38,7 +37,9 @@ def select_blocks(
     whole = scores.shape[1]
     _refuse_non_finite(scores, layers)
     sink, recent, budget = effective_budget(whole, policy)
-    ranked = _ranked(_raised(scores, layers, policy, incumbents), policy, sink, whole - recent)
+    counted = _counted(scores, layers, policy, incumbents)
+    _refuse_non_finite(counted, layers)  # finite scores may leave float32 when raised or summed
+    ranked = rank_blocks(np.ascontiguousarray(counted[:, sink : whole - recent])) + np.int32(sink)
     chosen = budget - sink - recent
     protected = np.concatenate((np.arange(sink), np.arange(whole - recent, whole))).astype(np.int32)
     return BlockSelection(
@@ -69,30 +70,25 @@ def effective_budget(whole_blocks: int, policy: SelectionSettings) -> tuple[int,
 
 def _refuse_non_finite(scores: Float32, layers: tuple[int, ...]) -> None:
     """E2 on every whole block, protected ones too: a NaN anywhere means that the scorer is wrong."""
-    try:
-        rank_blocks(np.ascontiguousarray(scores))
-    except NonFiniteInput as error:
-        value = float(scores[error.row, error.column])
-        raise NonFiniteScore(layers[error.row], error.column, value) from error
+    bad = np.argwhere(~np.isfinite(scores))
+    if bad.size:
+        row, block = (int(index) for index in bad[0])
+        raise NonFiniteScore(layers[row], block, float(scores[row, block]))
 
 
-def _raised(
+def _counted(
     scores: Float32, layers: tuple[int, ...], policy: SelectionSettings, incumbents: Rows[Logical] | None
 ) -> Float32:
-    """Incumbents' scores raised; a negative score is raised too, not pushed down."""
-    if incumbents is None or policy.incumbent_factor == 1.0:
-        return scores
-    raised = scores.copy()
-    for row, layer in enumerate(layers):
-        blocks = incumbents.row(layer)
-        blocks = blocks[blocks < scores.shape[1]]
-        raised[row, blocks] += np.abs(raised[row, blocks]) * np.float32(policy.incumbent_factor - 1.0)
-    return raised
-
-
-def _ranked(scores: Float32, policy: SelectionSettings, start: int, stop: int) -> npt.NDArray[np.int32]:
-    """Block ids of the selected pool [start, stop), best first, a row an active layer."""
-    pool = scores[:, start:stop]
-    if policy.shared:
-        pool = np.repeat(pool.sum(axis=0, dtype=np.float64).astype(np.float32)[None, :], scores.shape[0], axis=0)
-    return rank_blocks(np.ascontiguousarray(pool)) + np.int32(start)
+    """Scores as they are compared: incumbents raised (a negative score too), then summed where layers share a list."""
+    counted = scores
+    with np.errstate(over="ignore"):
+        if incumbents is not None and policy.incumbent_factor != 1.0:
+            counted = scores.copy()
+            for row, layer in enumerate(layers):
+                blocks = incumbents.row(layer)
+                blocks = blocks[(blocks != HOLE) & (blocks < scores.shape[1])]
+                counted[row, blocks] += np.abs(counted[row, blocks]) * np.float32(policy.incumbent_factor - 1.0)
+        if policy.shared:
+            total = counted.sum(axis=0, dtype=np.float64).astype(np.float32)
+            counted = np.repeat(total[None, :], scores.shape[0], axis=0)
+    return counted

@@ -121,6 +121,12 @@ def check_selection(request: RequestState, selection: BlockSelection, layout: La
         refuse(f"block_size: expected {layout.block_size} tokens, got {selection.block_size}")
     if selection.selection_revision <= request.selection_revision:
         refuse(f"selection_revision: expected above {request.selection_revision}, got {selection.selection_revision}")
+    resident = request.view.logical.ids if request.view else np.empty(0, dtype=np.int32)
+    if resident.size and int(resident.max()) >= selection.whole_blocks:
+        refuse(
+            f"whole_blocks: expected above {int(resident.max())}, the largest resident block, "
+            f"got {selection.whole_blocks}"
+        )
     active = list(layout.active_layers)
     groups = [layout.layers[layer].group for layer in active]
     if int32_view(selection.group_by_layer).tolist() != groups:

@@ -81,6 +81,7 @@ class Session:
         self._selector = selector or Session.select
         self._revision = 0
         self._kept_live = 0
+        self._fullest = 0  # areas that one layer held at most, the tail apart
         self._next_round = 0
         self.fed = False  # every token but the last has its rows
 
@@ -220,8 +221,9 @@ class Session:
         request, want = self._request(), selection.logical_blocks_by_layer
         keep = keep_slots(request, want)
         adopt = adoptable(request, want, self.layout, shared_table=not self.kv.driver.settings.retain.layer_tables)
-        slots = upload.residency.logical_by_slot_by_layer.size
-        if keep.size < slots or adopt.size:
+        resident = upload.residency.logical_by_slot_by_layer
+        self._fullest = max(self._fullest, int(resident.counts.max()))
+        if keep.size < resident.size or adopt.size:
             await self.kv.retain(
                 self.key,
                 keep,
@@ -229,12 +231,17 @@ class Session:
                 selection_revision=selection.selection_revision,
                 idempotency_key=f"retain-{selection.selection_revision}",
             )
-        await self._pack_if_shrunk(selection)
+        await self._pack_if_scattered(selection)
         self.progress.rounds += 1
         self.measure()
 
-    async def _pack_if_shrunk(self, selection: BlockSelection) -> None:
-        """After a first keep or a smaller budget the view lies scattered over many blocks; churn does not grow it."""
+    async def _pack_if_scattered(self, selection: BlockSelection) -> None:
+        """Gather the view in as few blocks as its fullest layer needs, where it lies in too many.
+
+        A first keep, or one for a smaller budget, leaves a few areas in each of many blocks. Uploads do not: they fill
+        vacant areas first. Adopted tail blocks do, round by round, as the layers drop them one after the other; that
+        is let be until the view is in more blocks than one layer ever had areas, which is the bound without adoption.
+        """
         request = self._request()
         view = request.view
         if view is None or self.kv.driver.settings.retain.pack == "never":
@@ -242,7 +249,8 @@ class Session:
         live = int(view.physical.counts.max())
         shrunk = self._kept_live == 0 or live < self._kept_live
         self._kept_live = live
-        if not shrunk or max(blocks.size for blocks in blocks_by_group(view.physical, self.layout)) <= live:
+        blocks = max(ids.size for ids in blocks_by_group(view.physical, self.layout))
+        if blocks <= (live if shrunk else self._fullest):
             return
         self.progress.packs += 1
         await self.kv.retain(

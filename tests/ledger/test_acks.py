@@ -160,6 +160,14 @@ def test_f2_a_repeated_completion_of_an_open_operation_is_a_no_op() -> None:
     assert [judge(w.state, acked(op, rank)).kind for rank in (0, 1)] == ["duplicate", "duplicate"]
 
 
+def test_f2_no_rank_answers_for_what_was_never_sent() -> None:
+    """A published keep map waits for the producer alone, whichever rank speaks."""
+    w, op = published()
+    for rank in (0, 1, 2):
+        verdict = judge(w.state, acked(op, rank))
+        assert (verdict.kind, verdict.expected) == ("conflict", "an operation that was sent")
+
+
 def test_f2_only_the_last_operation_of_a_lane_is_remembered_and_older_ones_are_stale() -> None:
     w, first = closed()
     second = w.upload({0: [3], 1: [3]}, {0: [4], 1: [4]}, [4], row=1)

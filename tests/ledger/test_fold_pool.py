@@ -224,6 +224,17 @@ def test_a_digest_names_a_position() -> None:
     assert frozen(replace(w.state, pool=replace(w.state.pool, seq=w.state.pool.seq - 1))) == before
 
 
+def test_f2_verdicts_on_unknown_requests_are_recorded_in_the_pool_stream_and_change_nothing() -> None:
+    w = World()
+    ack = {"operation": w.operation(), "rank": 0, "process_epoch": 1, "outcome": "completed", "rule": "r"}
+    before = w.state
+    w.emit(e.AckIgnored, POOL, **ack, verdict="stale")
+    w.emit(e.AckRefused, POOL, **ack, verdict="future", expected="x", got="y")
+    w.emit(e.CommandRefused, POOL, command="Resume", state="unknown", reason="x")
+    assert w.state.pool.seq == before.pool.seq + 3
+    assert frozen(replace(w.state, pool=before.pool)) == frozen(before)
+
+
 def test_apply_never_changes_the_state_it_was_given() -> None:
     """Immutable to the bottom: an old state still folds the same, whatever was folded from it since."""
     w = World()

@@ -367,3 +367,11 @@ def test_a_preempted_request_registers_again_after_a_producer_restart() -> None:
     w.emit(e.ProducerRestarted, POOL, process_epoch=6)
     w.register([0, 1], [8, 9])
     assert [w.of().source_of(block) for block in (0, 1, 2)] == [8, 9, HOLE]
+
+
+def test_a_producer_that_holds_nothing_yet_registers_nothing() -> None:
+    w = World()
+    before = w.sources_held()
+    w.register([], [])
+    assert (w.sources_held(), w.of().source_of(0)) == (before, 0)
+    w.lawful()

@@ -16,7 +16,7 @@ def smollm2() -> Bundle:
         pytest.skip(str(error))
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Bits are compared below, and they depend on the number of threads."""
     torch.set_num_threads(1)
