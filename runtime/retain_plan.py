@@ -130,17 +130,20 @@ def plan_pack(table: Table, ownership: Ownership, request: RequestKey, layout: L
 
     M is the largest number of live areas of any layer. The M fullest blocks stay; per layer, the areas of the others
     move into vacant areas of those M. With nothing draining or quarantined this always fits; otherwise PoolExhausted.
+    Areas in shared prefix blocks stay where they are: moving them away would free nothing.
     """
     moved_from: dict[int, list[int]] = {layer: [] for layer in layout.active_layers}
     moved_to: dict[int, list[int]] = {layer: [] for layer in layout.active_layers}
     for group in range(layout.groups):
         layers = tuple(layer for layer in layout.group_layers(group) if layer in table)
-        live = Counter(int(block) for layer in layers for block in table[layer])
-        most = max((table[layer].size for layer in layers), default=0)
+        own = ownership.owned(request, layout)[group]
+        unshared = {layer: table[layer][np.isin(table[layer], own)] for layer in layers}
+        live = Counter(int(block) for layer in layers for block in unshared[layer])
+        most = max((unshared[layer].size for layer in layers), default=0)
         kept = [block for block, _ in sorted(live.items(), key=lambda item: (-item[1], item[0]))[:most]]
         vacant = VacantAreas(ownership, request, group, layout)
         for layer in layers:
-            victims = [area for area in table[layer].tolist() if area not in kept]
+            victims = [area for area in unshared[layer].tolist() if area not in kept]
             room = [block for block in kept if vacant.is_vacant(layer, block)]
             if len(room) < len(victims):
                 raise PoolExhausted(f"vacant areas of layer {layer}", len(victims), len(room))

@@ -249,7 +249,9 @@ class Session:
         live = int(view.physical.counts.max())
         shrunk = self._kept_live == 0 or live < self._kept_live
         self._kept_live = live
-        blocks = max(ids.size for ids in blocks_by_group(view.physical, self.layout))
+        owned = self.kv.driver.state.ownership.owned(self.key, self.layout)
+        touched = blocks_by_group(view.physical, self.layout)
+        blocks = max(np.intersect1d(ids, own).size for ids, own in zip(touched, owned, strict=True))
         if blocks <= (live if shrunk else self._fullest):
             return
         self.progress.packs += 1
