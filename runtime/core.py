@@ -37,7 +37,7 @@ class Core:
 
     # ---- the one door
 
-    def fact(self, fact: e.RunConfigured | e.DigestRecorded) -> Turn:
+    def fact(self, fact: e.RunConfigured | e.DigestRecorded | e.HandshakeAgreed | e.HandshakeRefused) -> Turn:
         """A fact of the pool that the driver itself knows: the configuration, a digest."""
         batch = Batch(self._state)
         batch.state = fold.apply(batch.state, fact)

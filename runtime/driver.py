@@ -4,13 +4,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger import laws
 from kvsweep.ledger.digest import Digest
-from kvsweep.ledger.errors import BrokenLaw, LogError, Refused
+from kvsweep.ledger.errors import BrokenLaw, HandshakeError, LogError, Refused
 from kvsweep.ledger.event_base import Event, Measured, RankEpochs
 from kvsweep.ledger.ids import POOL, Operation, RequestKey
 from kvsweep.ledger.layout import Layout
@@ -22,6 +23,7 @@ from kvsweep.ledger.messages import (
     Reserve,
     Turn,
 )
+from kvsweep.ledger.pool_events import Difference
 from kvsweep.ledger.state import Residency, State, residency
 from kvsweep.ledger.store import LogStore, open_log
 from kvsweep.runtime.clock import Clock, MachineClock
@@ -29,6 +31,7 @@ from kvsweep.runtime.core import Core, Message
 from kvsweep.runtime.metrics import Metrics
 from kvsweep.runtime.settings import Settings
 from kvsweep.runtime.steps import HandedOut
+from kvsweep.transports.handshake import Capabilities, differences
 from kvsweep.transports.pools import CpuPool, DevicePools, Pools
 
 
@@ -108,6 +111,31 @@ class Driver:
             refusal = turn.refusal
             raise Refused(turn.events[0].request, refusal.what, turn.events[0].state, refusal.legal, refusal.reason)
         return turn
+
+    def agree(self, producer: Capabilities, ranks: Iterable[Capabilities]) -> None:
+        """Hold the producer's contract against each rank's and record the outcome, before anything else is done.
+
+        Raises HandshakeError naming every differing field with both values; the refusal is recorded too.
+        """
+        for number, rank in enumerate(ranks):
+            found = differences(producer, rank)
+            fact: e.HandshakeRefused | e.HandshakeAgreed
+            if found:
+                fact = e.HandshakeRefused(
+                    request=POOL,
+                    seq=self.state.pool.seq,
+                    peer=f"rank {number}",
+                    differences=tuple(
+                        Difference(field=field, expected=str(ours), got=str(theirs))
+                        for field, (ours, theirs) in found.items()
+                    ),
+                )
+            else:
+                theirs = msgspec.json.encode(rank, order="sorted").decode()
+                fact = e.HandshakeAgreed(request=POOL, seq=self.state.pool.seq, peer=f"rank {number}", theirs=theirs)
+            self._take(self.core.fact(fact))
+            if found:
+                raise HandshakeError(found)
 
     def open_request(self, request_id: str) -> RequestKey:
         """A new life of this id; the epoch is the coordinator's to give."""

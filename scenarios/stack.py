@@ -20,6 +20,7 @@ from kvsweep.runtime.rank_server import serve_rank
 from kvsweep.runtime.settings import Settings
 from kvsweep.scenarios.engine.model import ModelConfig
 from kvsweep.transports.blocks import BlockMemory
+from kvsweep.transports.handshake import capabilities
 from kvsweep.transports.host import HostDevice
 from kvsweep.transports.links import Chaos, RankLink, in_process_link
 from kvsweep.transports.producer import HostProducer
@@ -128,8 +129,33 @@ class Stack:
             node.start(rank, epoch)
             links[rank], end = self._link()
             self._ends.append((node, end))
+        self._agree()
         self.kv = Coordinator(driver, links=links, producer=self.producer, on_release=self._poison)
         self._stack = AsyncExitStack()
+
+    def _agree(self) -> None:
+        """Every rank shows its contract before the first command (D4)."""
+        pool, settings = self.driver.state.pool, self.driver.settings
+        if pool.run is None:
+            raise LookupError("the driver is not configured")
+        copies = settings.source.allow_copy
+        producer = capabilities(
+            pool.layout,
+            role="producer",
+            selection_unit=settings.selection.method,
+            source_kinds=("source_only", "copy") if copies else ("source_only",),
+            tp_size=len(self.nodes),
+            process_epoch=pool.producer_epoch,
+            full_blocks=pool.run.cpu_full_blocks,
+            total_blocks=pool.run.cpu_total_blocks,
+        )
+        self.driver.agree(
+            producer,
+            [
+                replace(producer, role="rank", source_kinds=("source_only", "copy"), process_epoch=epoch)
+                for _, epoch in pool.ranks
+            ],
+        )
 
     def _link(self) -> tuple[RankLink, RankLink]:
         self._starts += 1
