@@ -1,1 +1,63 @@
 """Facts, tables, reducers, laws, logs and replay. Imports nothing of ours."""
+
+from kvsweep.ledger.errors import Aborted, Busy, PoolExhausted, Refused
+from kvsweep.ledger.ids import HOLE, Logical, Operation, Physical, Slot, Source
+from kvsweep.ledger.layout import LayerLayout
+from kvsweep.ledger.messages import (
+    Abort,
+    Acknowledged,
+    AttachPrefix,
+    Done,
+    Effect,
+    EvictPrefix,
+    Finish,
+    OpenRequest,
+    OpenTail,
+    Preempt,
+    ProcessLost,
+    ProcessStarted,
+    PublishPrefix,
+    RegisterSources,
+    Report,
+    Resume,
+    Retain,
+    SealTail,
+    Select,
+    Turn,
+)
+from kvsweep.ledger.state import Residency
+
+__all__ = [
+    "HOLE",
+    "Abort",
+    "Aborted",
+    "Acknowledged",
+    "AttachPrefix",
+    "Busy",
+    "Done",
+    "Effect",
+    "EvictPrefix",
+    "Finish",
+    "LayerLayout",
+    "Logical",
+    "OpenRequest",
+    "OpenTail",
+    "Operation",
+    "Physical",
+    "PoolExhausted",
+    "Preempt",
+    "ProcessLost",
+    "ProcessStarted",
+    "PublishPrefix",
+    "Refused",
+    "RegisterSources",
+    "Report",
+    "Residency",
+    "Resume",
+    "Retain",
+    "SealTail",
+    "Select",
+    "Slot",
+    "Source",
+    "Turn",
+]
