@@ -194,6 +194,16 @@ class Coordinator:
     def residency(self, request: RequestKey) -> Residency:
         return self.driver.residency(request)
 
+    @property
+    def awaited(self) -> int:
+        """Operations that somebody waits for."""
+        return len(self._watches)
+
+    @property
+    def outgoing(self) -> int:
+        """Frames that wait to be sent to ranks."""
+        return sum(len(frames) for frames in self._outgoing.values())
+
     # ---- what waits
 
     async def upload(self, selection: BlockSelection, *, idempotency_key: str) -> UploadResult:

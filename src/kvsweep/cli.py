@@ -9,6 +9,7 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 import kvsweep
 from kvsweep.kernels.errors import KernelArgumentError
@@ -164,6 +165,44 @@ def demo(
         Console().print(closing_table(result))
     if dtype == "fp32" and not result.lossless:
         fail(f"{result.first_difference} differs from plain decoding", DATA_FAULT)
+
+
+@app.command()
+def soak(
+    requests: Annotated[int, typer.Option(help="Requests at a time.", min=1)] = 256,
+    rounds: Annotated[int, typer.Option(help="Compaction rounds over all requests.", min=1)] = 10_000,
+    ranks: Annotated[int, typer.Option(help="Ranks; two KV heads are there to split.", min=1, max=2)] = 2,
+    seed: Annotated[int, typer.Option(help="Of selections.", min=0)] = 20260916,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
+) -> None:
+    """Many requests and rounds without a model: does any table, queue or history grow?"""
+    import anyio
+
+    from kvsweep.scenarios.soak import Soak
+
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=Console(stderr=True)
+    ) as bar:
+        task = bar.add_task("rounds", total=rounds)
+        run = Soak(
+            requests=requests,
+            rounds=rounds,
+            ranks=ranks,
+            seed=seed,
+            watch=lambda done: bar.update(task, completed=done),
+        )
+        result = anyio.run(run.run)
+    if as_json:
+        typer.echo(msgspec.json.encode(result))
+    else:
+        table = Table(
+            "size", "second quarter", "last quarter", title=f"{result.rounds:,} rounds, {result.lives:,} lives"
+        )
+        for name, (early, late) in result.sizes.items():
+            table.add_row(name, f"{early:,}", f"{late:,}")
+        Console().print(table)
+    if result.grown:
+        fail(f"these have grown: {', '.join(result.grown)}", DATA_FAULT)
 
 
 @app.command()
