@@ -1,13 +1,14 @@
 """A ledger in memory: for tests and for runs that nobody looks back on. Bounded, and gone with its process."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from kvsweep.ledger.codec import RULES, SCHEMA, decode, encode_batch
 from kvsweep.ledger.errors import LogError, SequenceConflict
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import RequestKey
-from kvsweep.ledger.store import Header, Position, Record, Stream, expect_after, expect_position
+from kvsweep.ledger.store import Header, Level, Position, Record, Stream, expect_after, expect_position
+from kvsweep.ledger.store_watch import Watcher, Watchers
 
 MAX_EVENTS: Final = 1_000_000
 
@@ -18,6 +19,8 @@ class MemoryLog:
     Raises LogError when a batch would pass `max_events`: a log may not forget its oldest events.
     """
 
+    queues: Final = False
+
     def __init__(self, *, max_events: int = MAX_EVENTS) -> None:
         if max_events < 1:
             raise LogError(f"max_events: expected at least 1, got {max_events}")
@@ -25,9 +28,10 @@ class MemoryLog:
         self._max_events = max_events
         self._bodies: list[bytes] = []
         self._streams: dict[RequestKey, list[Position]] = {}
+        self._watchers = Watchers()
         self._closed = False
 
-    def append(self, batch: Sequence[Event], *, expected: Position | None = None) -> Position:
+    def append(self, batch: Sequence[Event], *, expected: Position | None = None, level: Level = "power") -> Position:
         self._expect_open()
         expect_position(expected, len(self._bodies))
         if len(self._bodies) + len(batch) > self._max_events:
@@ -46,11 +50,22 @@ class MemoryLog:
         self._bodies.extend(bodies)
         for request, new in positions.items():
             self._streams.setdefault(request, []).extend(new)
+        if batch:
+            self._watchers.tell(len(self._bodies))
         return len(self._bodies)
 
-    def durable(self) -> Position:
+    def durable(self, level: Level = "process") -> Position:
         self._expect_open()
         return len(self._bodies)
+
+    def full(self) -> tuple[str, int] | None:
+        return None
+
+    def flush(self) -> None:
+        self._expect_open()
+
+    def watch(self, watcher: Watcher) -> Callable[[], None]:
+        return self._watchers.add(watcher)
 
     def read(self, request: RequestKey | None = None, *, after: Position = 0) -> Iterator[Record]:
         self._expect_open()

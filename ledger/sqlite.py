@@ -1,7 +1,8 @@
 """A ledger in one SQLite file: a transaction a batch, written ahead, readable by any SQLite tool through view `events`.
 
-What was acknowledged survives the end of the process and, as far as the disk keeps its word, of the machine. Every row
-carries a CRC-32 over its plain columns and its body, because a database notices a broken page and not a changed byte.
+What was acknowledged survives the end of the process and, at level "power" and as far as the disk keeps its word, of
+the machine. Every row carries a CRC-32 over its plain columns and its body, because a database notices a broken page
+and not a changed byte.
 """
 
 import contextlib
@@ -11,16 +12,19 @@ import os
 import re
 import sqlite3
 import urllib.parse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NoReturn
 
 from kvsweep.ledger.codec import RULES, SCHEMA, encode_batch
-from kvsweep.ledger.errors import LogCorrupt, LogError, SequenceConflict, UnknownSchema
+from kvsweep.ledger.errors import LogCorrupt, LogError, UnknownSchema
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import RequestKey
-from kvsweep.ledger.store import Header, Position, Record, Stream, expect_after, expect_known, expect_position
-from kvsweep.ledger.store_format import APPLICATION_ID, COLUMNS, TABLES, Row, crc_of, record_of, row_of
+from kvsweep.ledger.store import Header, Level, Position, Record, Stream, expect_after, expect_known, expect_position
+from kvsweep.ledger.store_commit import Names, commit
+from kvsweep.ledger.store_fence import Fence
+from kvsweep.ledger.store_format import APPLICATION_ID, COLUMNS, TABLES, Row, crc_of, record_of
 from kvsweep.ledger.store_wal import has_log, has_unread_commit, has_writer
+from kvsweep.ledger.store_watch import Watcher, Watchers
 
 PAGE_BYTES: Final = 16384
 CHECKPOINT_PAGES: Final = 8000
@@ -31,7 +35,7 @@ UNREAD_COMMIT: Final = "a committed batch in the write-ahead file cannot be read
 _COLUMNS: Final = f"SELECT {COLUMNS} FROM log LEFT JOIN requests USING (rid)"
 _ALL: Final = f"{_COLUMNS} WHERE position > ? AND position <= ? ORDER BY position LIMIT {CHUNK}"
 _ONE: Final = f"{_COLUMNS} WHERE log.rid = ? AND epoch = ? AND seq >= ? AND position <= ? ORDER BY seq LIMIT {CHUNK}"
-_INSERT: Final = "INSERT INTO log VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_SYNCHRONOUS: Final[dict[Level, str]] = {"process": "NORMAL", "power": "FULL"}
 _NOT_DAMAGE: Final = frozenset(
     {
         sqlite3.SQLITE_BUSY,
@@ -52,11 +56,18 @@ class SqliteLog:
 
     One writer, held by a lock that ends with its process; readers beside it see whole batches. Raises LogError when
     the file cannot be opened, is no ledger or has a writer already, UnknownSchema when a newer version wrote it.
+
+    any_thread  whether the thread that opens it may hand it to another; only one at a time may call it
     """
 
-    def __init__(self, path: str, *, read_only: bool = False) -> None:
+    queues: Final = False
+
+    def __init__(self, path: str, *, read_only: bool = False, any_thread: bool = False) -> None:
         self.path = os.path.realpath(path)
         self._read_only = read_only
+        self._any_thread = any_thread
+        self._level: Level = "power"
+        self._watchers = Watchers()
         self._failed: LogError | None = None
         self._db: sqlite3.Connection | None = None
         self._lock: int | None = None if read_only else _take_lock(self.path)
@@ -65,6 +76,10 @@ class SqliteLog:
             self.header = _read_header(self._db, self.path)
             expect_known(self.header)
             self._last: Position = _one(self._db, "SELECT coalesce(max(position), 0) FROM log")
+            self._synced: Position = 0  # whether what was found is on the disk, nobody knows
+            if not self._read_only:
+                self._names = Names(self._db)
+                self._fence = Fence(self.requests(), self.following)
         except _FAULTS as error:
             self.close()
             raise LogError(f"ledger {self.path} cannot be opened: {error}") from error
@@ -72,23 +87,30 @@ class SqliteLog:
             self.close()
             raise
 
-    def append(self, batch: Sequence[Event], *, expected: Position | None = None) -> Position:
-        db = self._expect_open()
+    def append(self, batch: Sequence[Event], *, expected: Position | None = None, level: Level = "power") -> Position:
+        self._expect_open()
         if self._read_only:
             raise LogError(f"ledger {self.path} was opened to be read only")
         self.durable()
         expect_position(expected, self._last)
+        bodies = encode_batch(batch)
+        following = self._fence.check(batch)
+        self.append_encoded(batch, bodies, level=level)
+        self._fence.advance(following)
+        return self._last
+
+    def append_encoded(self, batch: Sequence[Event], bodies: Sequence[bytes], *, level: Level) -> Position:
+        """Store events whose encoding and numbers the caller has checked; for the rest as `append`."""
+        db = self._expect_open()
+        if self._failed is not None:
+            raise self._failed
         if not batch:
             return self._last
-        bodies = encode_batch(batch)
         try:
-            db.execute("BEGIN IMMEDIATE")
-            db.executemany(_INSERT, _rows(db, batch, bodies, self._last))
-            db.execute("COMMIT")
-            self._last += len(batch)
-        except SequenceConflict:
-            db.execute("ROLLBACK")
-            raise
+            if level != self._level:
+                db.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[level]}")
+                self._level = level
+            commit(db, self._names, batch, bodies, self._last)
         except BaseException as error:
             # Whether the batch is in the file is not known any more: only opening it again tells.
             self._failed = LogError(f"ledger {self.path} failed at position {self._last + 1}: {error!r}")
@@ -98,15 +120,33 @@ class SqliteLog:
             if isinstance(error, _FAULTS):
                 raise self._failed from error
             raise
+        self._last += len(batch)
+        if level == "power":
+            self._synced = self._last
+        self._watchers.tell(self._last)
         return self._last
 
-    def durable(self) -> Position:
+    def durable(self, level: Level = "process") -> Position:
         db = self._expect_open()
         if self._failed is not None:
             raise self._failed
         if self._read_only:
             self._last = max(self._last, self._ask(db, "SELECT coalesce(max(position), 0) FROM log"))
-        return self._last
+        return self._synced if level == "power" else self._last
+
+    def full(self) -> tuple[str, int] | None:
+        return None
+
+    def flush(self) -> None:
+        self.durable()
+
+    def watch(self, watcher: Watcher) -> Callable[[], None]:
+        return self._watchers.add(watcher)
+
+    def following(self, request: RequestKey) -> int:
+        """Number that the stream's next event must have, by what is stored."""
+        sql = "SELECT coalesce(max(seq) + 1, 0) FROM log JOIN requests USING (rid) WHERE id = ? AND epoch = ?"
+        return self._ask(self._expect_open(), sql, (request.request_id, request.request_epoch))
 
     def read(self, request: RequestKey | None = None, *, after: Position = 0) -> Iterator[Record]:
         expect_after(after)
@@ -178,7 +218,7 @@ class SqliteLog:
                 last = _one(reader, "SELECT coalesce(max(position), 0) FROM log")
                 if has_unread_commit(self.path, PAGE_BYTES):
                     raise LogCorrupt(last + 1, UNREAD_COMMIT)
-        db = _open(self.path, "ro" if self._read_only else "rw")
+        db = _open(self.path, "ro" if self._read_only else "rw", any_thread=self._any_thread)
         try:
             _expect_ledger(db, self.path)
             _expect_whole(db, self.path)
@@ -252,8 +292,9 @@ class SqliteLog:
         raise LogCorrupt(position, str(error)) from error
 
 
-def _open(path: str, mode: str) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{urllib.parse.quote(path)}?mode={mode}", uri=True, isolation_level=None)
+def _open(path: str, mode: str, *, any_thread: bool = False) -> sqlite3.Connection:
+    name = f"file:{urllib.parse.quote(path)}?mode={mode}"
+    return sqlite3.connect(name, uri=True, isolation_level=None, check_same_thread=not any_thread)
 
 
 def _one(db: sqlite3.Connection, sql: str, arguments: tuple[object, ...] = ()) -> int:
@@ -261,27 +302,6 @@ def _one(db: sqlite3.Connection, sql: str, arguments: tuple[object, ...] = ()) -
     if not isinstance(value, int):
         raise sqlite3.DatabaseError(f"expected an integer, got {value!r}")
     return value
-
-
-def _rows(db: sqlite3.Connection, batch: Sequence[Event], bodies: list[bytes], last: Position) -> list[Row]:
-    """Columns of every event, its sequence number checked against what its stream holds."""
-    rids: dict[str, int] = {}
-    following: dict[RequestKey, int] = {}
-    rows = []
-    for position, (event, body) in enumerate(zip(batch, bodies, strict=True), last + 1):
-        request = event.request
-        name, epoch = request.request_id, request.request_epoch
-        if name not in rids:
-            db.execute("INSERT INTO requests (id) VALUES (?) ON CONFLICT DO NOTHING", (name,))
-            rids[name] = _one(db, "SELECT rid FROM requests WHERE id = ?", (name,))
-        if request not in following:
-            sql = "SELECT coalesce(max(seq) + 1, 0) FROM log WHERE rid = ? AND epoch = ?"
-            following[request] = _one(db, sql, (rids[name], epoch))
-        if event.seq != following[request]:
-            raise SequenceConflict(request, following[request], event.seq)
-        following[request] += 1
-        rows.append(row_of(position, rids[name], event, body))
-    return rows
 
 
 def _begin(path: str) -> None:

@@ -1,7 +1,7 @@
 """What a ledger's store promises, whatever keeps the bytes, and how one is opened by its url."""
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -12,6 +12,17 @@ from kvsweep.ledger.ids import RequestKey
 
 Position: TypeAlias = int
 """Place of an event in the whole ledger, dense from 1. 0 stands before the first event."""
+
+
+Level: TypeAlias = Literal["process", "power"]
+"""What an acknowledged event survives: the end of this process (SIGKILL), or of the machine too (synced)."""
+
+
+class QueueBounds(Struct, frozen=True, kw_only=True):
+    """How much may wait for a store's thread before what starts work is asked to come back later."""
+
+    bytes: int = 64 * 2**20  # of encoded events
+    events: int = 2**18
 
 
 class Header(Struct, frozen=True, kw_only=True):
@@ -44,8 +55,14 @@ class LogStore(Protocol):
     def header(self) -> Header:
         """What the ledger was written with."""
 
-    def append(self, batch: Sequence[Event], *, expected: Position | None = None) -> Position:
+    @property
+    def queues(self) -> bool:
+        """Whether `append` returns before the batch is durable."""
+
+    def append(self, batch: Sequence[Event], *, expected: Position | None = None, level: Level = "power") -> Position:
         """Store a batch, all of it or nothing, and return the position of its last event.
+
+        A store that queues hands it to its thread, waits for nothing, and stores batches in their order.
 
         The fence is each event's (request, epoch, seq): it must be the next of its stream, else SequenceConflict names
         the expected and the found number and nothing is stored. `expected` fences the whole ledger too: the position
@@ -53,8 +70,26 @@ class LogStore(Protocol):
         be encoded, when the store is full, closed or read-only, or when a write has failed before.
         """
 
-    def durable(self) -> Position:
-        """Last position that survives the end of this process. Never goes back; raises LogError once a write failed."""
+    def durable(self, level: Level = "process") -> Position:
+        """Last position that survives what `level` says. Never goes back; raises LogError for ever once a write failed.
+
+        Of "power" only batches that were appended so, and those before them.
+        """
+
+    def full(self) -> tuple[str, int] | None:
+        """The bound that the queue has reached and its value; None while there is room, always where nothing queues.
+
+        `append` refuses nothing for room: it is the caller who asks before it starts work.
+        """
+
+    def flush(self) -> None:
+        """Wait until everything that was appended is durable. Raises LogError when it is not and never will be."""
+
+    def watch(self, watcher: Callable[[Position], None]) -> Callable[[], None]:
+        """Call back with the durable position whenever it has moved on; the returned function ends that.
+
+        It is called by the thread that stored the batch, and may neither raise nor call the store.
+        """
 
     def read(self, request: RequestKey | None = None, *, after: Position = 0) -> Iterator[Record]:
         """Records in order, of one stream or of all: those beyond `after` that are stored at the time of the call.
@@ -70,11 +105,17 @@ class LogStore(Protocol):
         """What the store's own check of its structure finds: the position if it knows one, and a sentence."""
 
     def close(self) -> None:
-        """Give the ledger back. Harmless twice; everything else raises LogError afterwards."""
+        """Wait for what is queued, then give the ledger back. Raises nothing: `flush` before it tells what is missing.
+
+        Harmless twice; everything else raises LogError afterwards.
+        """
 
 
-def open_log(url: str, *, read_only: bool = False) -> LogStore:
+def open_log(url: str, *, read_only: bool = False, queue: QueueBounds | None = None) -> LogStore:
     """Open "memory:" (new and empty) or "sqlite:PATH" (begun if it does not exist and may be written).
+
+    queue  with bounds, a thread writes the file and `append` waits for nothing; None stores within `append`. A ledger
+           in memory has nothing to wait for and never queues.
 
     Raises SettingsError for any other url, LogError when the ledger cannot be opened, UnknownSchema when it was
     written by a newer version.
@@ -90,7 +131,12 @@ def open_log(url: str, *, read_only: bool = False) -> LogStore:
         # `import kvsweep` shall not load a database.
         from kvsweep.ledger.sqlite import SqliteLog
 
-        return SqliteLog(path, read_only=read_only)
+        if queue is None or read_only:
+            return SqliteLog(path, read_only=read_only)
+        from kvsweep.ledger.store_queue import QueuedLog
+
+        writer = SqliteLog(path, any_thread=True)
+        return QueuedLog(writer, reader=lambda: SqliteLog(path, read_only=True), bounds=queue)
     raise SettingsError("log.url", '"memory:" or "sqlite:PATH"', repr(url))
 
 

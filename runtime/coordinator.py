@@ -3,6 +3,7 @@
 Everything runs on one event loop. A step loop never waits for a copy; `upload`, `retain`, `until` and `settled` wait.
 """
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
@@ -15,7 +16,7 @@ import anyio.lowlevel
 from msgspec import Struct
 
 from kvsweep.ledger import events as e
-from kvsweep.ledger.errors import Aborted, Busy, NotSettled, PoolExhausted, Refused
+from kvsweep.ledger.errors import Aborted, Busy, LogError, NotSettled
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import Logical, Operation, RequestKey, Rows, Slot
 from kvsweep.ledger.messages import (
@@ -33,6 +34,8 @@ from kvsweep.ledger.messages import (
     Turn,
 )
 from kvsweep.ledger.state import OpenOperation, Residency
+from kvsweep.runtime.awaited import Awaited, not_started, operation_of
+from kvsweep.runtime.bell import LogBell
 from kvsweep.runtime.core import Message
 from kvsweep.runtime.driver import Driver
 from kvsweep.runtime.metrics import Metrics
@@ -66,49 +69,15 @@ class RetainResult(Struct, frozen=True, kw_only=True):
     metrics: Metrics
 
 
-class _Watch:
-    """One awaited operation: its own metrics and its end. Kept as long as somebody waits for it."""
-
-    def __init__(self, operation: Operation) -> None:
-        self.operation = operation
-        self.waiting = 0
-        self.metrics = Metrics()
-        self.method = ""
-        self.attention = "same"
-        self.ended = anyio.Event()
-        self.aborted: str | None = None
-
-    def join(self, opened: OpenOperation) -> None:
-        """An operation that was started before anybody waited for it."""
-        if opened.lane == "retain":
-            self.method, self.attention = opened.mode, opened.attention
-
-    def concerns(self, event: Event) -> bool:
-        """Whether the event belongs to this operation. A retirement names no operation: it is the open retain's."""
-        if isinstance(event, e.BlocksRetired):
-            return event.cause == "retain" and bool(self.method) and event.request == self.operation.request
-        return getattr(event, "operation", None) == self.operation
-
-    def apply(self, event: Event) -> None:
-        self.metrics.apply(event)
-        match event:
-            case e.RetainPlanned():
-                self.method, self.attention = event.mode, event.attention
-            case e.UploadAcknowledged() | e.RetainAcknowledged():
-                self.ended.set()
-            case e.UploadAborted() | e.RetainAborted():
-                self.aborted = event.reason
-                self.ended.set()
-            case _:
-                pass
-
-
 class Coordinator:
     """Driver, links to ranks, and producer in one task group. An async context manager, usable inside only.
 
     on_release is called with every `Release` before the blocks are free again: the place to poison them.
 
     Leaving it waits until all is settled, for the deadline of a transfer at most; then it raises NotSettled.
+
+    Once an append has failed it is read-only: steps still begin and end, what is resident is still handed out, whoever
+    waits gets LogError with the reason, and what peers say is not recorded.
     """
 
     def __init__(
@@ -124,18 +93,21 @@ class Coordinator:
         self.bad_frames: deque[str] = deque(maxlen=BAD_FRAMES_KEPT)
         self._links = dict(links)
         self._on_release = on_release
-        self._watches: dict[int, _Watch] = {}
+        self._watches: dict[int, Awaited] = {}
         self._outgoing: dict[int, deque[bytes]] = {rank: deque() for rank in self._links}
-        self._results: dict[int, _Watch] = {}
+        self._results: dict[int, Awaited] = {}
         self._wake = anyio.Event()
         self._changed = anyio.Event()
         self._posted = anyio.Event()
         self._stack = AsyncExitStack()
+        self._read_only = False
         driver.watch(self._on_event)
 
     async def __aenter__(self) -> Self:
         self._tasks = await self._stack.enter_async_context(anyio.create_task_group())
         self._tasks.start_soon(self._pump)
+        if self.driver.log.queues:
+            self._tasks.start_soon(self._hear_log)
         for rank, link in self._links.items():
             self._serve(rank, link)
         return self
@@ -145,7 +117,7 @@ class Coordinator:
     ) -> bool | None:
         try:
             if error is None:
-                with anyio.move_on_after(self.driver.settings.transfer.deadline_s):
+                with anyio.move_on_after(self.driver.settings.transfer.deadline_s), contextlib.suppress(LogError):
                     await self.settled()
                 if left := self.driver.pending():
                     raise NotSettled(tuple(left))
@@ -170,10 +142,11 @@ class Coordinator:
     # ---- what never waits
 
     def handle(self, message: Message) -> Turn:
-        """The driver's door; what it starts is pumped from here on."""
-        turn = self.driver.handle(message)
-        self._wake.set()
-        return turn
+        """The driver's door; what it starts is pumped from here on. Raises as `Driver.handle` does."""
+        try:
+            return self.driver.handle(message)
+        finally:
+            self._wake.set()
 
     def open_request(self, request_id: str) -> RequestKey:
         key = self.driver.open_request(request_id)
@@ -207,15 +180,17 @@ class Coordinator:
     # ---- what waits
 
     async def upload(self, selection: BlockSelection, *, idempotency_key: str) -> UploadResult:
-        """Upload what the selection lacks and wait for the commit.
+        """Upload what the selection lacks and wait for the commit; first for room where the log is behind.
 
         Leaving early (cancellation or the deadline) aborts this operation at once; the old residency is whole and
-        still read. Raises Refused, PoolExhausted (no space: the old residency is kept), Aborted.
+        still read. Raises Refused, PoolExhausted (no space: the old residency is kept), Aborted, and LogError where an
+        append fails.
         """
+        await self._room()
         turn = self.handle(Select(selection=selection, idempotency_key=idempotency_key))
         watch = await self._ended(turn, selection.request)
         return UploadResult(
-            operation=_started(turn), residency=self.residency(selection.request), metrics=watch.metrics
+            operation=operation_of(turn), residency=self.residency(selection.request), metrics=watch.metrics
         )
 
     async def retain(
@@ -232,6 +207,7 @@ class Coordinator:
 
         Raises as `upload` does.
         """
+        await self._room()
         turn = self.handle(
             Retain(
                 request=request,
@@ -244,7 +220,7 @@ class Coordinator:
         )
         watch = await self._ended(turn, request)
         return RetainResult(
-            operation=_started(turn),
+            operation=operation_of(turn),
             method=watch.method,
             attention=watch.attention,
             residency=self.residency(request),
@@ -252,21 +228,25 @@ class Coordinator:
         )
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition of the adopted state."""
+        """Wait for a condition of the adopted state. Raises LogError once an append has failed: it will not change."""
         while not condition():
+            self.driver.expect_writable()
             await self._changed.wait()
 
     async def settled(self, request: RequestKey | None = None) -> None:
         """No operation open or settling, no replaced view and no fence left; freed blocks are back in their pools."""
         await self.until(lambda: self.driver.idle and not self.driver.pending(request))
 
-    async def _ended(self, turn: Turn, request: RequestKey) -> _Watch:
+    async def _room(self) -> None:
+        await self.until(lambda: self.driver.log.full() is None)
+
+    async def _ended(self, turn: Turn, request: RequestKey) -> Awaited:
         operation = turn.operation
         if operation is None:
-            raise _not_started(turn, request)
+            raise not_started(turn, request)
         if turn.outcome == "repeated" and turn.refusal is not None:
             raise Aborted(operation, turn.refusal.reason)
-        watch = self._watches.get(operation.operation_id) or _Watch(operation)
+        watch = self._watches.get(operation.operation_id) or Awaited(operation)
         if turn.outcome == "repeated":
             opened = self._open(operation)
             if opened is None:
@@ -285,11 +265,10 @@ class Coordinator:
             watch.waiting -= 1
             if not watch.waiting:
                 self._remember(self._watches.pop(operation.operation_id))
-        if watch.aborted is not None:
-            raise Aborted(operation, watch.aborted)
+        watch.expect_committed()
         return watch
 
-    def _remember(self, watch: _Watch) -> None:
+    def _remember(self, watch: Awaited) -> None:
         """Results of the last operations, for calls that are repeated after the end."""
         self._results[watch.operation.operation_id] = watch
         if len(self._results) > RESULTS_KEPT:
@@ -308,7 +287,8 @@ class Coordinator:
             lane.open and lane.open.operation == operation and lane.phase in ("MOVING", "MOVED", "APPLYING", "APPLIED")
             for lane in lanes
         ):
-            self.handle(Abort(operation=operation, reason=reason))
+            with contextlib.suppress(LogError):  # read-only: nothing moves on any more, nor can that be recorded
+                self.handle(Abort(operation=operation, reason=reason))
 
     # ---- the pump
 
@@ -337,6 +317,11 @@ class Coordinator:
 
     def _turn(self) -> bool:
         """One round of the pump: effects out, the producer's words and expired deadlines in."""
+        if (reason := self.driver.read_only) is not None:
+            first, self._read_only = not self._read_only, True
+            for watch in self._watches.values():
+                watch.cut(reason)
+            return first
         expired = self.driver.expire()
         effects = self.driver.poll()
         for effect in effects:
@@ -351,6 +336,17 @@ class Coordinator:
         for word in words:
             self.handle(word)
         return bool(expired or effects or words)
+
+    async def _hear_log(self) -> None:
+        """What became durable lets effects go, and makes room."""
+        bell = LogBell(self.driver.log)
+        try:
+            while True:
+                await bell.wait()
+                self._wake.set()
+                self._notify()
+        finally:
+            bell.close()
 
     # ---- links
 
@@ -385,21 +381,7 @@ class Coordinator:
                     self.bad_frames.append(str(error))  # one bad message never ends the process
                     continue
                 self.handle(message)
-                if isinstance(message, Done):
+                if isinstance(message, Done) and self.driver.read_only is None:
                     self._post(message.rank, Heard(operation_id=message.operation.operation_id))
         except (anyio.EndOfStream, anyio.ClosedResourceError):
             return
-
-
-def _started(turn: Turn) -> Operation:
-    if turn.operation is None:
-        raise LookupError("the turn started no operation")
-    return turn.operation
-
-
-def _not_started(turn: Turn, request: RequestKey) -> Exception:
-    refused = turn.events[0] if turn.events else None
-    if isinstance(refused, e.PlanRefused) and refused.reason == "no_space":
-        return PoolExhausted(f"{refused.lane} of {request.request_id}", refused.needed, refused.free)
-    reason = turn.refusal.reason if turn.refusal else "nothing was started"
-    return Refused(request, refused.reason if isinstance(refused, e.PlanRefused) else "plan", "this state", (), reason)

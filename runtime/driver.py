@@ -1,7 +1,7 @@
 """Core + log + pools: synchronous, waits for nothing. A turn's events are appended before its state is adopted."""
 
+import contextlib
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -11,28 +11,54 @@ from msgspec.structs import replace
 from kvsweep.ledger import events as e
 from kvsweep.ledger import laws
 from kvsweep.ledger.digest import Digest
-from kvsweep.ledger.errors import BrokenLaw, HandshakeError, LogError, Refused
+from kvsweep.ledger.errors import (
+    BrokenLaw,
+    Busy,
+    HandshakeError,
+    LogError,
+    Refused,
+    SequenceConflict,
+    SettingsError,
+)
 from kvsweep.ledger.event_base import Event, Measured, RankEpochs
 from kvsweep.ledger.ids import POOL, Operation, RequestKey
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.messages import (
     Abort,
+    Acknowledged,
+    AttachPrefix,
+    Done,
     Effect,
     OpenRequest,
+    OpenTail,
+    ProcessLost,
+    ProcessStarted,
+    PublishPrefix,
+    Refusal,
+    RegisterSources,
     Release,
     Reserve,
+    Retain,
+    SealTail,
+    Select,
     Turn,
 )
 from kvsweep.ledger.pool_events import Difference
 from kvsweep.ledger.state import Residency, State, residency
-from kvsweep.ledger.store import LogStore, open_log
-from kvsweep.runtime.clock import Clock, MachineClock
+from kvsweep.ledger.store import LogStore, QueueBounds, open_log
+from kvsweep.runtime.clock import Clock, MachineClock, TurnClock
 from kvsweep.runtime.core import Core, Message
+from kvsweep.runtime.deadlines import Deadlines
 from kvsweep.runtime.metrics import Metrics
+from kvsweep.runtime.outbox import Outbox
 from kvsweep.runtime.settings import Settings
 from kvsweep.runtime.steps import HandedOut
 from kvsweep.transports.handshake import Capabilities, differences
 from kvsweep.transports.pools import CpuPool, DevicePools, Pools
+
+Reports = Done | Acknowledged | ProcessStarted | ProcessLost
+StartsWork = Select | Retain | OpenTail | SealTail | RegisterSources | PublishPrefix | AttachPrefix
+"""Refused as `Busy` while the log is behind by its bound. Whatever ends work, or says that it has ended, never is."""
 
 
 class World(Struct, frozen=True, kw_only=True):
@@ -47,7 +73,10 @@ class World(Struct, frozen=True, kw_only=True):
 
 
 class Driver:
-    """One owner thread. Effects leave `poll` only when the log holds what caused them."""
+    """One owner thread. Effects leave `poll` only when what caused them survives what they need it to survive.
+
+    Once an append has failed, nothing is written and no effect leaves any more; what is resident is still handed out.
+    """
 
     def __init__(
         self, settings: Settings, log: LogStore, pools: Pools, *, clock: Callable[[], float], deadlines: Clock
@@ -61,10 +90,11 @@ class Driver:
         self._clock = clock
         self._digest = Digest()
         self._since_digest = 0
-        self._outbox: deque[tuple[int, Effect]] = deque()
+        self._outbox = Outbox(settings.log.ack)
         self._watchers: list[Callable[[Event], None]] = []
         self._failed: LogError | None = None
-        self._deadlines: dict[int, tuple[float, Operation]] = {}  # of what waits for ranks
+        self._position = log.durable()  # of the last appended event
+        self._deadlines = Deadlines(deadlines, settings.transfer.deadline_s)
         self.events = 0  # appended so far
         self.final_digest = ""  # of the whole run, once it is closed
 
@@ -79,26 +109,54 @@ class Driver:
         clock: Callable[[], float] = time.perf_counter,
         deadlines: Clock | None = None,
     ) -> "Driver":
-        """Begin a new ledger with the run's configuration (J1). Raises LogError when the ledger is not empty."""
+        """Begin a new ledger with the run's configuration (J1). Raises LogError when the ledger is not empty.
+
+        log  a store that is open already, instead of the one that the settings name
+        """
         if settings.source.kind == "copy" and world.cpu_total_blocks == world.cpu_full_blocks:
             raise LogError("source kind copy needs copy destinations: expected N > K, got N = K (D5)")
-        store = log if log is not None else open_log(settings.log.url)
-        if store.requests():
+        store = log if log is not None else open_store(settings)
+        try:
+            if store.queues and isinstance(deadlines, TurnClock):
+                raise SettingsError(
+                    "$.log.writer", "inline with a clock that counts turns: a thread does not", "thread"
+                )
+            if store.requests():
+                raise LogError(f"{settings.log.url}: expected a new ledger, found one with events; give another path")
+            pools = Pools(
+                DevicePools(world.layout, world.device_blocks),
+                CpuPool(full_blocks=world.cpu_full_blocks, total_blocks=world.cpu_total_blocks),
+            )
+            driver = cls(settings, store, pools, clock=clock, deadlines=deadlines or MachineClock())
+            driver._take(driver.core.fact(_configured(world, evidence)))
+        except BaseException:
             store.close()
-            raise LogError(f"{settings.log.url}: expected a new ledger, found one with events; give another path")
-        pools = Pools(
-            DevicePools(world.layout, world.device_blocks),
-            CpuPool(full_blocks=world.cpu_full_blocks, total_blocks=world.cpu_total_blocks),
-        )
-        driver = cls(settings, store, pools, clock=clock, deadlines=deadlines or MachineClock())
-        driver._take(driver.core.fact(_configured(world, evidence)))
+            raise
         return driver
 
     # ---- the door
 
     def handle(self, message: Message) -> Turn:
-        """Decide, append, adopt. Raises Refused for an illegal command; a report raises nothing."""
-        self._expect_writable()
+        """Decide, append, adopt. A report raises nothing.
+
+        Raises Refused for an illegal command, Busy for one that starts work while the log is behind by its bound, and
+        LogError with the reason for any command once an append has failed.
+        """
+        if isinstance(message, Reports):
+            return self._report(message)
+        self.expect_writable()
+        if isinstance(message, StartsWork) and (bound := self.log.full()) is not None:
+            raise Busy(*bound)
+        return self._handle(message)
+
+    def _report(self, message: Message) -> Turn:
+        try:
+            self.expect_writable()
+            return self._handle(message)
+        except LogError as error:
+            return Turn(outcome="refused", refusal=Refusal(what=type(message).__name__, reason=str(error)))
+
+    def _handle(self, message: Message) -> Turn:
         started = self._clock()
         turn = self.core.handle(message)
         while turn.outcome == "reserve":
@@ -146,31 +204,39 @@ class Driver:
         return self.core.begin_step(requests)
 
     def end_step(self, number: int) -> Turn:
-        """Every rank has done the step; in any order, once."""
-        self._expect_writable()
-        return self._take(self.core.end_step(number))
+        """Every rank has done the step; in any order, once. Once an append has failed, nothing is freed by it."""
+        turn = self.core.end_step(number)
+        try:
+            self.expect_writable()
+            return self._take(turn)
+        except LogError:
+            self.core.discard(turn)
+            return Turn(outcome="accepted")
 
     def poll(self) -> list[Effect]:
-        """Effects whose cause is in the log, in order. `Release` stands among them: the shell gives the blocks back."""
-        durable, ready = self.log.durable(), []
-        while self._outbox and self._outbox[0][0] <= durable:
-            ready.append(self._outbox.popleft()[1])
-        return ready
+        """Effects whose need is met for their cause, those of one need in order; none once an append has failed.
+
+        `Release` stands among them: the shell gives the blocks back.
+        """
+        if self.read_only is not None:
+            return []
+        return self._outbox.take(process=self.log.durable(), power=self.log.durable("power"))
 
     # ---- deadlines
 
     def next_deadline(self) -> float | None:
         """Earliest moment, on the driver's clock, at which `expire` has something to do."""
-        return min((deadline for deadline, _ in self._deadlines.values()), default=None)
+        return self._deadlines.next() if self._failed is None else None
 
     def expire(self) -> list[Turn]:
         """Abort what has waited too long. A deadline aborts and reports; it frees nothing and settles nothing."""
-        now = self.deadlines.now()
-        due = [operation for deadline, operation in self._deadlines.values() if deadline <= now]
         limit = self.settings.transfer.deadline_s
-        return [
-            self.handle(Abort(operation=one, reason=f"deadline of {limit:g} s: {self._silent(one)}")) for one in due
-        ]
+        turns = []
+        for one in self._deadlines.due():
+            if self.read_only is not None:
+                break
+            turns.append(self.handle(Abort(operation=one, reason=f"deadline of {limit:g} s: {self._silent(one)}")))
+        return turns
 
     def _silent(self, operation: Operation) -> str:
         request = self.state.request(operation.request)
@@ -179,23 +245,6 @@ class Driver:
             {rank for o in opened for rank, _ in o.ranks} - {rank for o in opened for rank, _ in o.outcomes}
         )
         return f"ranks {silent} have not reported"
-
-    def _watch_deadline(self, event: Event) -> None:
-        match event:
-            case e.TransferStarted() | e.ReadersDrained() | e.StoreStarted():
-                deadline = self.deadlines.now() + self.settings.transfer.deadline_s
-                self._deadlines[event.operation.operation_id] = (deadline, event.operation)
-            case (
-                e.TransferCompleted()
-                | e.AllRanksApplied()
-                | e.StoreCompleted()
-                | e.UploadAborted()
-                | e.RetainAborted()
-                | e.StoreAborted()
-            ):
-                self._deadlines.pop(event.operation.operation_id, None)
-            case _:
-                pass
 
     @property
     def idle(self) -> bool:
@@ -209,6 +258,21 @@ class Driver:
     # ---- looking
 
     @property
+    def read_only(self) -> LogError | None:
+        """Why nothing can be recorded any more; None while all is well."""
+        if self._failed is None:
+            try:
+                self.log.durable()
+            except LogError as error:
+                self._failed = LogError(f"read-only since an append failed: {error}")
+        return self._failed
+
+    def expect_writable(self) -> None:
+        """Raise LogError with the reason once an append has failed."""
+        if self.read_only is not None:
+            raise LogError(str(self.read_only)) from self.read_only
+
+    @property
     def state(self) -> State:
         return self.core.state
 
@@ -220,8 +284,9 @@ class Driver:
         return residency(self.state, known)
 
     def pending(self, request: RequestKey | None = None) -> list[str]:
-        """Reasons why something is still held; empty when all is settled."""
-        return self.core.pending(request)
+        """Reasons why something is still held; empty when all is settled. A failed append is one, and stands first."""
+        reasons = self.core.pending(request)
+        return reasons if self.read_only is None else [str(self.read_only), *reasons]
 
     def watch(self, watcher: Callable[[Event], None]) -> None:
         """Call back with every event after it was appended, in order."""
@@ -239,53 +304,64 @@ class Driver:
         return self._digest.value(self.state)
 
     def close(self) -> None:
-        """Record the last digest and close the log."""
-        if self._failed is None:
-            self.final_digest = self.digest()
-            self._record_digest()
-        self.log.close()
+        """Record the last digest, wait until everything is stored, and close the log.
+
+        Raises LogError where something that was not known to have failed could not be stored.
+        """
+        try:
+            if self._failed is None:
+                self.final_digest = self.digest()
+                self._record_digest()
+                self.log.flush()
+        finally:
+            self.log.close()
 
     # ---- inside
-
-    def _expect_writable(self) -> None:
-        if self._failed is not None:
-            raise LogError(f"read-only since an append failed: {self._failed}") from self._failed
 
     def _take(self, turn: Turn, *, plan_s: float = 0.0) -> Turn:
         if not turn.events:
             self.core.adopt(turn)
-            self._outbox.extend((self.log.durable(), effect) for effect in turn.effects)
+            self._outbox.put(self._position, turn.effects)
             return turn
         turn = replace(turn, events=tuple(_timed(event, plan_s) for event in turn.events))
         try:
-            position = self.log.append(turn.events)
-        except LogError as error:
+            position = self.log.append(turn.events, level=self._outbox.level(turn.effects))
+        except (LogError, SequenceConflict) as error:
             self.core.discard(turn)
-            self._failed = error
-            raise
+            self._failed = LogError(f"read-only since an append failed: {error}")
+            raise self._failed from error
         self.core.adopt(turn)
-        self._outbox.extend((position, effect) for effect in turn.effects)
+        self._position = position
+        self._outbox.put(position, turn.effects)
         for event in turn.events:
             self._digest.update(event)
             self.metrics.apply(event)
-            self._watch_deadline(event)
+            self._deadlines.apply(event)
             for watcher in self._watchers:
                 watcher(event)
         self.events += len(turn.events)
         self._since_digest += len(turn.events)
         if self._since_digest >= self.settings.log.digest_every:
-            self._record_digest(position)
+            with contextlib.suppress(LogError):  # the turn itself is recorded: the next command says what failed
+                self._record_digest()
         return turn
 
-    def _record_digest(self, position: int | None = None) -> None:
+    def _record_digest(self) -> None:
         self._since_digest = 0
         fact = e.DigestRecorded(
             request=POOL,
             seq=self.state.pool.seq,
-            position=self.log.durable() if position is None else position,
+            position=self._position,
             digest=self.digest(),
         )
         self._take(self.core.fact(fact))
+
+
+def open_store(settings: Settings) -> LogStore:
+    """The store that the settings name. Raises SettingsError or LogError as `open_log` does."""
+    log = settings.log
+    bounds = QueueBounds(bytes=log.queue_bytes, events=log.queue_events)
+    return open_log(log.url, queue=bounds if log.writer == "thread" else None)
 
 
 def _timed(event: Event, plan_s: float) -> Event:

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from kvsweep.ledger.errors import SettingsError
+from kvsweep.ledger.store import QueueBounds
 
 Fraction: TypeAlias = Annotated[float, Meta(gt=0.0, le=1.0)]
 Count: TypeAlias = Annotated[int, Meta(ge=0)]
@@ -51,6 +52,10 @@ class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 class LogSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     url: str  # "sqlite:PATH" or "memory:": losing a ledger or littering a directory must be a choice
+    ack: Literal["process", "power"] = "process"  # what a batch survives before what follows from it leaves
+    writer: Literal["thread", "inline"] = "thread"  # of a file; inline stores within each call: runs repeat exactly
+    queue_bytes: Positive = QueueBounds().bytes  # of encoded events that wait for the writer; then Busy
+    queue_events: Positive = QueueBounds().events
     digest_every: Positive = 200  # events between recorded digests
 
 

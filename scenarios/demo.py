@@ -15,8 +15,9 @@ from msgspec import Struct
 
 from kvsweep.ledger.errors import SettingsError
 from kvsweep.runtime.clock import MachineClock, TurnClock
-from kvsweep.runtime.driver import Driver
+from kvsweep.runtime.driver import Driver, open_store
 from kvsweep.runtime.settings import Settings
+from kvsweep.scenarios.ack import AckPipe
 from kvsweep.scenarios.engine.attention import ContiguousKv
 from kvsweep.scenarios.engine.bundle import Bundle, load_smollm2, load_synthetic
 from kvsweep.scenarios.engine.fleet import Fleet
@@ -66,6 +67,7 @@ class DemoOptions:
     synthetic: bool = False
     requests: int = 1  # with more than one, half of each prompt is shared
     ranks: int = 1
+    writer: Literal["inline", "thread"] = "inline"  # of the ledger; a thread's timing makes runs differ
     chaos: int | None = None  # seed of the storm; None is calm weather and a roomy pool
 
 
@@ -124,6 +126,7 @@ def check_options(options: DemoOptions) -> None:
         ("seed", options.seed, options.seed >= 0, "0 or above"),
         ("requests", options.requests, 1 <= options.requests <= 256, "1 to 256"),
         ("ranks", options.ranks, options.ranks >= 1, "at least 1"),
+        ("writer", options.writer, options.chaos is None or options.writer == "inline", "inline with --chaos"),
         ("chaos", options.chaos, options.chaos is None or options.chaos >= 0, "a seed of 0 or above"),
     ):
         if not good:
@@ -133,7 +136,7 @@ def check_options(options: DemoOptions) -> None:
 def settings_of(options: DemoOptions, ledger: str) -> Settings:
     """The coordinator's settings for these options. Raises SettingsError naming the field."""
     return Settings.of(
-        log={"url": ledger},
+        log={"url": ledger, "writer": options.writer},
         selection={
             "budget": options.budget,
             "shared": options.selection == "shared",
@@ -169,6 +172,7 @@ def run_demo(
     ledger: str,
     command: list[str],
     bundle: Bundle | None = None,
+    ack_fd: int | None = None,
     watch: Watcher = lambda what, done, of: None,
 ) -> DemoResult:
     """Run once and compare with plain decoding.
@@ -176,9 +180,11 @@ def run_demo(
     ledger   a log url of a ledger that does not exist yet
     command  recorded as evidence
     bundle   a model that is loaded already, of the options' dtype; None loads the one that the options name
+    ack_fd   open file descriptor that gets every acknowledged position as a line
     Raises the errors of loading and settings; each is one sentence.
     """
     check_options(options)
+    acks = None if ack_fd is None else AckPipe(ack_fd)
     settings = settings_of(options, ledger)
     clock, seconds = time.perf_counter, {}
     started = clock()
@@ -198,6 +204,9 @@ def run_demo(
         ranks=options.ranks,
         tight=options.chaos is not None,
     )
+    log = open_store(settings)
+    if acks is not None:
+        log.watch(acks)
     driver = Driver.open(
         settings,
         world,
@@ -209,6 +218,7 @@ def run_demo(
             checks=CHECKS,
             not_run=_not_run(options),
         ),
+        log=log,
         deadlines=MachineClock() if options.chaos is None else TurnClock(),
     )
     started = clock()
@@ -218,6 +228,8 @@ def run_demo(
         _expect_free(driver)
     finally:
         driver.close()
+    if acks is not None:
+        acks.check()
     seconds["compacted decoding"] = clock() - started
     started = clock()
     plain = {}

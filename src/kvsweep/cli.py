@@ -54,9 +54,9 @@ def command_line(arguments: list[str]) -> list[str]:
     for argument in arguments:
         if skip:
             skip = False
-        elif argument == "--ledger":
+        elif argument in ("--ledger", "--ack-fd"):
             skip = True
-        elif not argument.startswith(("--ledger=", "--json")):
+        elif not argument.startswith(("--ledger=", "--ack-fd=", "--json")):
             kept.append(argument)
     return kept
 
@@ -98,6 +98,12 @@ def demo(
     seed: Annotated[int, typer.Option(help="Of sampling, process epochs and the device's order.", min=0)] = 20260916,
     ledger: Annotated[
         Path | None, typer.Option(help="Ledger file to begin; without it, one in a new temporary folder.")
+    ] = None,
+    writer: Annotated[
+        Literal["inline", "thread"], typer.Option(help="Ledger written within each call, or by a thread.")
+    ] = "inline",
+    ack_fd: Annotated[
+        int | None, typer.Option(help="Open file descriptor that gets each acknowledged position.", min=0)
     ] = None,
     requests: Annotated[int, typer.Option(help="Requests that share half of their prompts.", min=1)] = 1,
     ranks: Annotated[int, typer.Option(help="Tensor-parallel ranks; each holds some of the KV heads.", min=1)] = 1,
@@ -141,6 +147,7 @@ def demo(
         requests=requests,
         ranks=ranks,
         chaos=chaos,
+        writer=writer,
     )
     path = ledger if ledger is not None else Path(tempfile.mkdtemp(prefix="kvsweep-")) / "demo.ledger"
     console = Console(stderr=True)
@@ -152,7 +159,8 @@ def demo(
             def watch(what: str, done: int, of: int) -> None:
                 bar.update(task, description=what, completed=done, total=of)
 
-            result = run.run_demo(options, ledger=f"sqlite:{path}", command=command_line(sys.argv[1:]), watch=watch)
+            command = command_line(sys.argv[1:])
+            result = run.run_demo(options, ledger=f"sqlite:{path}", command=command, ack_fd=ack_fd, watch=watch)
     except (UsageError, TextError) as error:
         fail(error, USAGE_FAULT)
     except (KvsweepError, MissingModel, ModelFileError, KernelArgumentError) as error:

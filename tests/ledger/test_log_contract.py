@@ -12,19 +12,15 @@ from kvsweep.ledger.codec import EVENT_TYPES, RULES, SCHEMA
 from kvsweep.ledger.errors import LayoutError, LogError, SequenceConflict, SettingsError
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import POOL, RequestKey
-from kvsweep.ledger.store import LogStore, Record, Stream, open_log
+from kvsweep.ledger.store import LogStore, QueueBounds, Record, Stream, open_log
 
 FIRST, SECOND, LATER = RequestKey("a-b-c", 1), RequestKey("a-b", 1), RequestKey("a-b-c", 2)
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return {"memory": "memory:", "sqlite": f"sqlite:{tmp_path / 'ledger.db'}"}[request.param]
-
-
-@pytest.fixture
-def log(url: str) -> Iterator[LogStore]:
-    store = open_log(url)
+@pytest.fixture(params=["memory", "sqlite", "sqlite, written by a thread"])
+def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LogStore]:
+    url = "memory:" if request.param == "memory" else f"sqlite:{tmp_path / 'ledger.db'}"
+    store = open_log(url, queue=QueueBounds() if "thread" in request.param else None)
     yield store
     store.close()
 
@@ -139,8 +135,40 @@ def test_durable_follows_every_append(log: LogStore) -> None:
     seen = [log.durable()]
     for seq in range(3):
         seen.append(log.append(resumed(FIRST, seq)))
-        assert log.durable() == seen[-1]
+        assert log.durable() <= seen[-1]
+        assert log.queues or log.durable() == seen[-1]
+        log.flush()
+        assert log.durable("process") == log.durable("power") == seen[-1]
     assert seen == [0, 1, 2, 3]
+
+
+def test_a_watcher_is_told_every_durable_position_until_it_leaves(log: LogStore) -> None:
+    told: list[int] = []
+    leave = log.watch(told.append)
+    for seq in range(3):
+        log.append(resumed(FIRST, seq))
+        log.append([])
+        log.flush()
+    leave()
+    log.append(resumed(FIRST, 3))
+    log.flush()
+    assert told == [1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\0c", "", '"', "\n", "ключ", "\U0001f511", "x" * 5000, "[1, 2]"])
+def test_f5_any_string_is_an_id(log: LogStore, name: str) -> None:
+    """Ids are stored whole, whatever is in them."""
+    for number, key in enumerate((RequestKey(name, 1), RequestKey(f"{name}.", 1), RequestKey(name, 2)), 1):
+        assert log.append(resumed(key, 0)) == number
+    assert [stream.request.request_id for stream in log.requests()] == [name, f"{name}.", name]
+    assert [record.position for record in log.read(RequestKey(name, 2))] == [3]
+
+
+def test_the_largest_numbers_are_stored(log: LogStore) -> None:
+    key = RequestKey("a", 2**63 - 1)
+    event = e.ProducerRestarted(request=POOL, seq=0, process_epoch=2**63 - 1)
+    log.append([*resumed(key, 0), event])
+    assert [record.event for record in log.read()] == [*resumed(key, 0), event]
 
 
 @pytest.mark.parametrize(

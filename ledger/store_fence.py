@@ -1,0 +1,54 @@
+"""The fence of a ledger's writer: which number each stream's next event must have."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from kvsweep.ledger.errors import SequenceConflict
+from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.ids import RequestKey
+from kvsweep.ledger.store import Stream
+
+STREAMS: Final = 16384  # remembered; of those that have been silent longest the store is asked again
+
+
+class Fence:
+    """Next sequence number of the latest streams. Knows whether it knows all, so that a new stream costs no question.
+
+    look_up  the stored stream's next number, 0 where there is none; asked only once streams have been forgotten
+    """
+
+    def __init__(
+        self, streams: Iterable[Stream], look_up: Callable[[RequestKey], int], *, limit: int = STREAMS
+    ) -> None:
+        self._look_up, self._limit = look_up, limit
+        self._next: dict[RequestKey, int] = {}
+        self._complete = True
+        self.advance({stream.request: stream.events for stream in streams})
+
+    def check(self, batch: Sequence[Event]) -> dict[RequestKey, int]:
+        """Next numbers once the batch is stored. Raises SequenceConflict with the expected and the found number."""
+        following: dict[RequestKey, int] = {}
+        for event in batch:
+            expected = following.get(event.request)
+            if expected is None:
+                expected = self._expected(event)
+            if event.seq != expected:
+                raise SequenceConflict(event.request, expected, event.seq)
+            following[event.request] = expected + 1
+        return following
+
+    def advance(self, following: dict[RequestKey, int]) -> None:
+        """The batch is in the writer's hands."""
+        for request, number in following.items():
+            self._next.pop(request, None)  # the latest stand at the end
+            self._next[request] = number
+        while len(self._next) > self._limit:
+            del self._next[next(iter(self._next))]
+            self._complete = False
+
+    def _expected(self, event: Event) -> int:
+        known = self._next.get(event.request)
+        if known is not None:
+            return known
+        # A stream that begins is new: were it not, its number would be in the store twice, which refuses that itself.
+        return 0 if self._complete or event.seq == 0 else self._look_up(event.request)

@@ -1,0 +1,195 @@
+"""A store whose file is written by a thread of its own: `append` hands the batch over and waits for nothing.
+
+The thread takes whatever has gathered and stores it as one group, in one statement, so that a serving thread that
+computes is not asked for Python's lock row by row. A group that fails ends the writing for good.
+"""
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Protocol, TypeAlias
+
+from kvsweep.ledger.codec import encode_batch
+from kvsweep.ledger.errors import LogError
+from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.ids import RequestKey
+from kvsweep.ledger.store import Header, Level, LogStore, Position, QueueBounds, Record, Stream, expect_position
+from kvsweep.ledger.store_fence import Fence
+from kvsweep.ledger.store_watch import Watcher, Watchers
+
+GROUP_EVENTS: Final = 4096  # a larger backlog is stored in several groups, so that acknowledgements keep coming
+
+
+class Backing(LogStore, Protocol):
+    """The store behind the queue; after construction only the queue's thread calls it."""
+
+    def append_encoded(self, batch: Sequence[Event], bodies: Sequence[bytes], *, level: Level) -> Position: ...
+
+    def following(self, request: RequestKey) -> int: ...
+
+
+class _Batch:
+    """What one `append` handed over."""
+
+    __slots__ = ("bodies", "events", "level", "size")
+
+    def __init__(self, events: Sequence[Event], bodies: list[bytes], level: Level) -> None:
+        self.events, self.bodies, self.level = events, bodies, level
+        self.size = sum(map(len, bodies))
+
+
+class _End:
+    """Ends the thread."""
+
+
+_Item: TypeAlias = _Batch | threading.Event | _End
+
+
+class QueuedLog:
+    """LogStore over another one that a thread writes. Belongs to the thread that made it.
+
+    reader  opens the stored ledger to be read only; it is opened when something is read for the first time
+    bounds  when `full` says so; nothing is refused here
+    """
+
+    queues: Final = True
+
+    def __init__(self, backing: Backing, *, reader: Callable[[], LogStore], bounds: QueueBounds) -> None:
+        self.header: Header = backing.header
+        self._backing, self._open_reader, self._bounds = backing, reader, bounds
+        self._reader: LogStore | None = None
+        self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._watchers = Watchers()
+        self._last = backing.durable()  # handed over
+        self._durable: dict[Level, Position] = {"process": self._last, "power": backing.durable("power")}
+        # Counted up on one side each, so that no lock is needed: what waits is the difference.
+        self._given_bytes = self._stored_bytes = 0
+        self._failed: LogError | None = None
+        self._closed = False
+        self._fence = Fence(backing.requests(), self._look_up)
+        self._thread = threading.Thread(target=self._run, name="kvsweep-ledger", daemon=True)
+        self._thread.start()
+
+    # ---- the owner's side
+
+    def append(self, batch: Sequence[Event], *, expected: Position | None = None, level: Level = "power") -> Position:
+        self._expect_writing()
+        expect_position(expected, self._last)
+        if not batch:
+            return self._last
+        given = _Batch(tuple(batch), encode_batch(batch), level)
+        self._fence.advance(self._fence.check(batch))
+        self._last += len(batch)
+        self._given_bytes += given.size
+        self._queue.put(given)
+        return self._last
+
+    def durable(self, level: Level = "process") -> Position:
+        self._expect_writing()
+        return self._durable[level]
+
+    def full(self) -> tuple[str, int] | None:
+        if self._given_bytes - self._stored_bytes >= self._bounds.bytes:
+            return "ledger queue, in bytes,", self._bounds.bytes
+        if self._last - self._durable["process"] >= self._bounds.events:
+            return "ledger queue, in events,", self._bounds.events
+        return None
+
+    def flush(self) -> None:
+        self._expect_open()
+        self._drain()
+        self._expect_writing()
+
+    def watch(self, watcher: Watcher) -> Callable[[], None]:
+        return self._watchers.add(watcher)
+
+    def read(self, request: RequestKey | None = None, *, after: Position = 0) -> Iterator[Record]:
+        return self._stored().read(request, after=after)
+
+    def requests(self) -> list[Stream]:
+        return self._stored().requests()
+
+    def damage(self) -> tuple[Position | None, str] | None:
+        return self._stored().damage()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._queue.put(_End())
+        self._thread.join()
+        if self._reader is not None:
+            self._reader.close()
+        self._backing.close()
+
+    def _stored(self) -> LogStore:
+        """A reader of what had been appended when it was called, as far as it could be stored."""
+        self._expect_open()
+        self._drain()
+        if self._reader is None:
+            self._reader = self._open_reader()
+        return self._reader
+
+    def _look_up(self, request: RequestKey) -> int:
+        """The thread waits for the next batch while this asks its store."""
+        self._drain()
+        return self._backing.following(request)
+
+    def _drain(self) -> None:
+        reached = threading.Event()
+        self._queue.put(reached)
+        reached.wait()
+
+    def _expect_open(self) -> None:
+        if self._closed:
+            raise LogError("ledger is closed")
+
+    def _expect_writing(self) -> None:
+        self._expect_open()
+        if self._failed is not None:
+            raise self._failed
+
+    # ---- the thread's side
+
+    def _run(self) -> None:
+        while True:
+            group, mark = self._take()
+            if group and self._failed is None:
+                try:
+                    self._store(group)
+                except BaseException as error:  # noqa: BLE001 - whatever ends the writing has to reach the owner
+                    wrong = f"ledger's writer ended behind position {self._durable['process']}: {error!r}"
+                    self._failed = error if isinstance(error, LogError) else LogError(wrong)
+                    # Whoever waits for a position looks again, and meets the failure.
+                    with contextlib.suppress(Exception):
+                        self._watchers.tell(self._durable["process"])
+            if isinstance(mark, threading.Event):
+                mark.set()
+            elif isinstance(mark, _End):
+                return
+
+    def _take(self) -> tuple[list[_Batch], _Item | None]:
+        """What has gathered, up to a mark or a group's size; waits for the first."""
+        group: list[_Batch] = []
+        events = 0
+        item = self._queue.get()
+        while isinstance(item, _Batch):
+            group.append(item)
+            events += len(item.events)
+            if events >= GROUP_EVENTS:
+                return group, None
+            try:
+                item = self._queue.get_nowait()
+            except queue.Empty:
+                return group, None
+        return group, item
+
+    def _store(self, group: list[_Batch]) -> None:
+        level: Level = "power" if any(batch.level == "power" for batch in group) else "process"
+        events = [event for batch in group for event in batch.events]
+        bodies = [body for batch in group for body in batch.bodies]
+        position = self._backing.append_encoded(events, bodies, level=level)
+        self._stored_bytes += sum(batch.size for batch in group)
+        self._durable = {"process": position, "power": position if level == "power" else self._durable["power"]}
+        self._watchers.tell(position)
