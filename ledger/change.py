@@ -137,6 +137,7 @@ def check_destinations(
     layout = state.pool.layout
     if len(reserved) != layout.groups:
         refuse(request, event, f"expected reserved blocks of {layout.groups} groups, got {len(reserved)}")
+    shared = state.ownership.shared_blocks(layout)
     for group in range(layout.groups):
         new = np.frombuffer(reserved[group], dtype="<i4")
         size = state.pool.run.device_blocks[group] if state.pool.run else 0
@@ -146,6 +147,9 @@ def check_destinations(
             clash = np.intersect1d(np.frombuffer(blocks[group], dtype="<i4"), new)
             if clash.size:
                 refuse(request, event, f"block {int(clash[0])} of group {group} is owned by {other.request_id}")
+        clash = np.intersect1d(shared[group], new)
+        if clash.size:
+            refuse(request, event, f"block {int(clash[0])} of group {group} is shared")
         unused = np.setdiff1d(new, [block for layer in layout.group_layers(group) for block in _row(areas, layer)])
         if unused.size:
             refuse(request, event, f"reserved block {int(unused[0])} of group {group} has no destination area")

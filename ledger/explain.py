@@ -61,6 +61,11 @@ CLAUSES: Final[Mapping[str, tuple[str, ...]]] = {
     "RankRestarted": ("F2",),
     "ProducerRestarted": ("F2",),
     "DigestRecorded": ("J1",),
+    "PrefixPublished": ("B6", "D1"),
+    "PrefixAttached": ("B6", "D1"),
+    "PrefixEvicted": ("B6",),
+    "HandshakeAgreed": ("D4",),
+    "HandshakeRefused": ("D4", "D5"),
 }
 """Contract clauses that each event serves."""
 
@@ -242,6 +247,8 @@ def _facts(state: State, key: RequestKey) -> dict[str, str]:
         "lost ranks": str(list(pool.lost)),
         "producer epoch": str(pool.producer_epoch),
         "next operation": str(pool.next_operation_id),
+        "prefixes": str([prefix.number for prefix in pool.prefixes]),
+        "shared blocks": str([len(blocks) // 4 for blocks in state.ownership.shared]),
     }
     requests = [state.request(key)] if key != POOL else list(state.requests.values())
     for request in requests:
@@ -256,6 +263,7 @@ def _facts(state: State, key: RequestKey) -> dict[str, str]:
         }
         facts[f"{prefix}selection revision"] = str(request.selection_revision)
         facts[f"{prefix}valid CPU blocks"] = str(int((int32_view(request.source) >= 0).sum()))
+        facts[f"{prefix}stale CPU blocks"] = str(int((int32_view(request.stale) >= 0).sum()))
         facts[f"{prefix}outcomes"] = str(
             {o.operation.operation_id: dict(o.outcomes) for o in (*request.open_operations(), *request.settling)}
         )

@@ -13,6 +13,7 @@ from kvsweep.ledger.events import (
     BlocksSelected,
     OwnersCommitted,
     PrefixAttached,
+    PrefixPublished,
     RequestClosed,
     RequestFinished,
     RequestPreempted,
@@ -81,7 +82,9 @@ def _nothing_held(state: State, request: RequestState, event: Event) -> str | No
 
 
 def _may_write(state: State, request: RequestState, event: Event) -> str | None:
-    allowed = ("RUNNING",) if isinstance(event, TailOpened | PrefixAttached) else ("RUNNING", "PREEMPTED")
+    allowed = (
+        ("RUNNING",) if isinstance(event, TailOpened | PrefixPublished | PrefixAttached) else ("RUNNING", "PREEMPTED")
+    )
     return None if request.life in allowed else f"life is {request.life}"
 
 
@@ -91,7 +94,10 @@ JOINT: Final = (
     JointRule("turn back before the life changes", "G3", (RequestPreempted, RequestFinished), _lanes_turned_back),
     JointRule("close only when nothing is held", "B6", (RequestClosed,), _nothing_held),
     JointRule(
-        "only a living request writes", "G4", (TailOpened, StoreStarted, SourcesRegistered, PrefixAttached), _may_write
+        "only a living request writes",
+        "G4",
+        (TailOpened, StoreStarted, SourcesRegistered, PrefixPublished, PrefixAttached),
+        _may_write,
     ),
 )
 

@@ -64,6 +64,12 @@ def _one_owner(state: State) -> Iterator[str]:
 
 
 def _destination_alone(state: State) -> Iterator[str]:
+    """Nobody else holds a destination, and none is in a shared block: that would be written under its readers."""
+    shared = [set(int32_view(blocks).tolist()) for blocks in state.ownership.shared]
+    for (layer, block), holders in area_pairs(state).items():
+        writers = [name for name, holder in holders if holder.kind == "dst"]
+        if writers and shared and block in shared[state.pool.layout.layers[layer].group]:
+            yield f"destination area {layer, block} of {writers} is in a shared block"
     for area, holders in area_pairs(state).items():
         if len(holders) > 1 and any(holder.kind == "dst" for _, holder in holders):
             yield f"destination area {area} is held by {[holder for _, holder in holders]}"
@@ -133,10 +139,11 @@ def _sources_valid(state: State) -> Iterator[str]:
 
 
 def _shared_whole(state: State) -> Iterator[str]:
-    """A prefix holds every area of its blocks, and only shared blocks."""
+    """A prefix holds every area of its blocks and their CPU block, and only shared ones."""
     if state.pool.run is None:
         return
     layout = state.pool.layout
+    sources = int32_view(state.ownership.shared_sources)
     shared = [set(blocks.tolist()) for blocks in state.ownership.shared_blocks(layout)]
     for prefix in state.pool.prefixes:
         holding = state.ownership.holders(POOL).get(Holder("prefix", prefix.number))
@@ -144,6 +151,8 @@ def _shared_whole(state: State) -> Iterator[str]:
             block = prefix.physical[layer.group]
             if holding is None or block not in holding.areas.row(layer.layer) or block not in shared[layer.group]:
                 yield f"prefix {prefix.number}: layer {layer.layer} of block {block} is not held by the cache"
+        if holding is None or prefix.source not in int32_view(holding.sources) or prefix.source not in sources:
+            yield f"prefix {prefix.number}: CPU block {prefix.source} is not held by the cache"
 
 
 def _bounded(state: State) -> Iterator[str]:

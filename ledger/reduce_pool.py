@@ -39,6 +39,7 @@ def configured(state: State, event: RunConfigured) -> PoolState:
 def rank_lost(state: State, event: RankLost) -> PoolState:
     if state.pool.process_epoch(event.rank) != event.process_epoch or event.rank in state.pool.lost:
         _refuse(state, event, f"rank {event.rank} does not live in process epoch {event.process_epoch}")
+    _no_prefix(state, event)
     _generation(state, event, event.pool_generation)
     return replace(state.pool, pool_generation=event.pool_generation, lost=(*state.pool.lost, event.rank))
 
@@ -48,10 +49,18 @@ def rank_restarted(state: State, event: RankRestarted) -> PoolState:
     known = state.pool.process_epoch(event.rank)
     if known is None or event.process_epoch <= known:
         _refuse(state, event, f"expected a process epoch above {known}, got {event.process_epoch}")
+    if event.rank not in state.pool.lost:
+        _no_prefix(state, event)
     _generation(state, event, event.pool_generation)
     ranks = tuple((rank, event.process_epoch if rank == event.rank else epoch) for rank, epoch in state.pool.ranks)
     lost = tuple(rank for rank in state.pool.lost if rank != event.rank)
     return replace(state.pool, ranks=ranks, lost=lost, pool_generation=event.pool_generation)
+
+
+def _no_prefix(state: State, event: Event) -> None:
+    """A process that ended took its part of every shared block with it."""
+    if state.pool.prefixes:
+        _refuse(state, event, "shared prefixes are not whole any more: evict them first")
 
 
 def _generation(state: State, event: Event, generation: int) -> None:

@@ -9,7 +9,7 @@ from kvsweep.ledger.events import PrefixAttached, PrefixEvicted, PrefixPublished
 from kvsweep.ledger.ids import HOLE, POOL
 from kvsweep.ledger.ownership import Holder, Holding
 from kvsweep.ledger.reduce_tail import block_areas
-from kvsweep.ledger.sources import blocks_of, with_blocks
+from kvsweep.ledger.sources import blocks_of, with_blocks, without
 from kvsweep.ledger.state import PREFIXES_KEPT, Prefix, RequestState, State, TailBlock
 
 
@@ -44,13 +44,15 @@ def attached(state: State, request: RequestState, event: PrefixAttached) -> Stat
     if event.logical <= newest or request.source_of(event.logical) != HOLE:
         refuse(request, event, f"logical block {event.logical} is not after the tail's newest {newest}, or is known")
     layout = state.pool.layout
-    source = with_blocks(request.source, np.asarray([event.logical]), np.asarray([prefix.source]))
-    put = {Holder("owner"): Holding(sources=blocks_of(source, request.stale))}
+    logical = np.asarray([event.logical], dtype=np.int32)
+    source = with_blocks(request.source, logical, np.asarray([prefix.source], dtype=np.int32))
+    stale = without(request.stale, logical)
+    put = {Holder("owner"): Holding(sources=blocks_of(source, stale))}
     for group, area in enumerate(prefix.physical):
         put[Holder("tail", event.logical, group)] = Holding(areas=block_areas(layout, group, [area]))
     ownership = state.ownership.change(request.key, layout, put=put)
     block = TailBlock(logical=event.logical, physical=prefix.physical, phase="clean")
-    return adopt(state, replace(request, tail=(*request.tail, block), source=source), ownership=ownership)
+    return adopt(state, replace(request, tail=(*request.tail, block), source=source, stale=stale), ownership=ownership)
 
 
 def evicted(state: State, event: PrefixEvicted) -> State:

@@ -49,6 +49,8 @@ def opened(state: State, request: RequestState, event: TailOpened) -> State:
         for other, own in state.ownership.own.items():
             if block in int32_view(own[group]):
                 refuse(request, event, f"block {block} of group {group} is owned by {other.request_id}")
+        if block in state.ownership.shared_blocks(layout)[group]:
+            refuse(request, event, f"block {block} of group {group} is shared")
         put[Holder("tail", event.logical, group)] = Holding(areas=block_areas(layout, group, [block]))
     reserve = tuple(np.asarray([block], dtype="<i4").tobytes() for block in physical)
     ownership = state.ownership.change(request.key, layout, put=put, reserve=reserve)

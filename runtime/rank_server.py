@@ -4,7 +4,8 @@ import anyio
 import anyio.lowlevel
 
 from kvsweep.ledger.ids import RequestKey
-from kvsweep.ledger.messages import Forget, Heard, ProcessStarted
+from kvsweep.ledger.errors import Busy
+from kvsweep.ledger.messages import Forget, Heard, ProcessStarted, RankWork
 from kvsweep.transports.host import HostDevice
 from kvsweep.transports.links import Delivery, RankLink
 from kvsweep.transports.rank import RankWorker
@@ -29,14 +30,15 @@ class _Wake:
 async def serve_rank(worker: RankWorker, device: HostDevice, link: RankLink) -> None:
     """Serve until the link ends. Announces the process epoch first.
 
-    A frame that cannot be read is noted and passed over. The device's streams advance one item a turn.
+    A frame that cannot be read, and a command for which there is no room, is noted and passed over: to the
+    coordinator it is a rank that does not answer. The device's streams advance one item a turn.
     """
     wake = _Wake()
     async with anyio.create_task_group() as tasks:
-        await link.send(encode(ProcessStarted(rank=worker.rank, process_epoch=worker.process_epoch)))
-        tasks.start_soon(_work, worker, device, link, wake)
         forgotten: set[RequestKey] = set()
         try:
+            await link.send(encode(ProcessStarted(rank=worker.rank, process_epoch=worker.process_epoch)))
+            tasks.start_soon(_work, worker, device, link, wake)
             while True:
                 try:
                     message = decode_to_rank(await link.receive())
@@ -48,11 +50,18 @@ async def serve_rank(worker: RankWorker, device: HostDevice, link: RankLink) -> 
                 elif isinstance(message, Forget):
                     forgotten.add(message.request)
                 else:
-                    worker.perform([message])
+                    _perform(worker, message)
                 forgotten = {request for request in forgotten if not device.try_forget(request)}
                 wake.set()
-        except (anyio.EndOfStream, anyio.ClosedResourceError):
+        except (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
             tasks.cancel_scope.cancel()
+
+
+def _perform(worker: RankWorker, work: RankWork) -> None:
+    try:
+        worker.perform([work])
+    except Busy as error:
+        worker.note_frame(f"{type(work).__name__} {work.operation.operation_id} refused: {error}")
 
 
 async def _work(worker: RankWorker, device: HostDevice, link: RankLink, wake: _Wake) -> None:

@@ -130,13 +130,14 @@ class Pools:
         """
         if len(ask.device) != len(self.device.groups):
             raise LayoutError("device", f"a count for each of {len(self.device.groups)} groups", str(ask.device))
+        claim = int32_view(ask.claim)
         wanted = list(zip((*self.device.groups, self.cpu.full, self.cpu.copies), self._counts(ask), strict=True))
         for pool, count in wanted:
             if count < 0:
                 raise LayoutError(pool.name, "0 or more blocks", str(count))
-            if count > pool.free:
+            if count + (claim.size if pool is self.cpu.full else 0) > pool.free:
                 return Reserved(cause=ask.cause, device=None, cpu_full=b"", cpu_copy=b"", free=pool.free)
-        if ask.claim and not self.cpu.full.claim(int32_view(ask.claim)):
+        if claim.size and not self.cpu.full.claim(claim):
             return Reserved(cause=ask.cause, device=None, cpu_full=b"", cpu_copy=b"", free=self.cpu.full.free)
         given = [b"" if (ids := pool.reserve(count)) is None else ids.tobytes() for pool, count in wanted]
         *device, full, copy = given

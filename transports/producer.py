@@ -113,7 +113,7 @@ class HostProducer:
             raw = memory.peek(layer, sources).view(element_type(shape))
             parts.append(raw.reshape(-1, 2, shape.kv_heads, shape.block_size, shape.head_dim))
         whole = np.ascontiguousarray(np.concatenate(parts, axis=2))
-        return whole.reshape(whole.shape[0], -1).view(np.uint8)
+        return whole.view(np.uint8).reshape(-1, self.layout.block_bytes(layer))
 
     def write_rows(self, layer: int, source: int, first_token: int, k: npt.NDArray[Any], v: npt.NDArray[Any]) -> None:
         """Write n tokens of one full block: k, v [kv_heads, n, head_dim], all heads; see BlockMemory.write_tokens.
@@ -122,9 +122,13 @@ class HostProducer:
         """
         if not 0 <= source < self.full_blocks:
             raise LayoutError("source", f"a full block in [0, {self.full_blocks})", str(source))
+        heads = self.layout.layers[layer].kv_heads
+        for name, rows in (("k", k), ("v", v)):  # a shard sees only its part, and would not miss the rest
+            if rows.ndim != 3 or rows.shape != (heads, k.shape[1], k.shape[2]):
+                raise LayoutError(name, f"shape ({heads}, n, head_dim), as k", f"shape {rows.shape}")
         for rank, memory in enumerate(self.shards):
-            heads = slice(*self.layout.heads_of_rank(layer, rank, len(self.shards)))
-            memory.write_tokens(layer, source, first_token, k[heads], v[heads])
+            part = slice(*self.layout.heads_of_rank(layer, rank, len(self.shards)))
+            memory.write_tokens(layer, source, first_token, k[part], v[part])
 
     def keys(self, layer: int, sources: Int32) -> Float32:
         """float32[kv_heads, n * block_size, head_dim]: the K of these blocks, token after token, for scoring.

@@ -57,7 +57,7 @@ class RankWorker:
         return bool(self._unacknowledged)
 
     def note_frame(self, what: str) -> None:
-        """Note a frame that could not be read: nothing of it is performed."""
+        """Note a frame of which nothing is performed."""
         self.notes.append(Note(operation=None, what=what))
 
     def perform(self, effects: Iterable[Effect | ToRank]) -> None:

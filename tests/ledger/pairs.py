@@ -8,7 +8,7 @@ from typing import Any
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.event_base import Event
-from kvsweep.ledger.ids import RequestKey, int32_view
+from kvsweep.ledger.ids import POOL, RequestKey, int32_view
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.state import State
 
@@ -40,6 +40,10 @@ class Pairs:
         self.plans: dict[int, Plan] = {}
         self.tail: dict[tuple[RequestKey, int], dict[int, int]] = {}  # logical block -> group -> block
         self.source: dict[RequestKey, dict[int, int]] = {}
+        self.stale: dict[RequestKey, dict[int, int]] = {}
+        self.prefixes: dict[int, tuple[int, dict[int, int], int]] = {}  # number -> logical, group -> block, CPU block
+        self.shared: set[tuple[int, int]] = set()
+        self.shared_cpu: set[int] = set()
 
     # ---- asking
 
@@ -65,6 +69,8 @@ class Pairs:
             handler(event)
         held = {(self.group[r[1]], r[2]) for r, _ in self.hold if r[0] == "area"}
         self.own = {block: key for block, key in self.own.items() if block in held}
+        self.shared &= held
+        self.shared_cpu &= {resource[1] for resource, _ in self.hold if resource[0] == "cpu"}
 
     def put(self, owner: Owner, resources: Iterable[Resource]) -> None:
         self.hold |= {(resource, owner) for resource in resources}
@@ -81,12 +87,18 @@ class Pairs:
 
     def on_SourcesRegistered(self, event: e.SourcesRegistered) -> None:
         pairs = zip(int32_view(event.logical).tolist(), int32_view(event.source).tolist(), strict=True)
-        self.source.setdefault(event.request, {}).update(pairs)
-        self.sources_of(event.request)
+        self.valid(event.request, pairs)
+
+    def valid(self, key: RequestKey, pairs: Iterable[tuple[int, int]]) -> None:
+        for logical, block in pairs:
+            self.source.setdefault(key, {})[logical] = block
+            self.stale.get(key, {}).pop(logical, None)
+        self.sources_of(key)
 
     def sources_of(self, key: RequestKey) -> None:
         self.release("owner", key)
-        self.put(("owner", key, 0, 0), [("cpu", block) for block in self.source.get(key, {}).values()])
+        for known in (self.source, self.stale):
+            self.put(("owner", key, 0, 0), [("cpu", block) for block in known.get(key, {}).values()])
 
     def on_RequestPreempted(self, event: Event) -> None:
         self.views.pop(event.request, None)
@@ -94,12 +106,37 @@ class Pairs:
     def on_RequestFinished(self, event: Event) -> None:
         self.views.pop(event.request, None)
         self.source.pop(event.request, None)
+        self.stale.pop(event.request, None)
         self.sources_of(event.request)
 
     def on_ProducerRestarted(self, event: Event) -> None:
-        for key in list(self.source):
-            self.source.pop(key)
-            self.sources_of(key)
+        for key, known in self.source.items():
+            self.stale.setdefault(key, {}).update(known)
+        self.source.clear()
+
+    # ---- shared blocks
+
+    def on_PrefixPublished(self, event: e.PrefixPublished) -> None:
+        blocks = self.tail[event.request, event.logical]
+        source = self.source[event.request][event.logical]
+        self.prefixes[event.number] = event.logical, dict(blocks), source
+        for group, block in blocks.items():
+            del self.own[group, block]
+            self.shared.add((group, block))
+            self.put(("prefix", POOL, event.number, 0), self.block(group, block))
+        self.shared_cpu.add(source)
+        self.put(("prefix", POOL, event.number, 0), [("cpu", source)])
+
+    def on_PrefixAttached(self, event: e.PrefixAttached) -> None:
+        logical, blocks, source = self.prefixes[event.number]
+        self.tail[event.request, logical] = dict(blocks)
+        for group, block in blocks.items():
+            self.put(("tail", event.request, logical, group), self.block(group, block))
+        self.valid(event.request, [(logical, source)])
+
+    def on_PrefixEvicted(self, event: e.PrefixEvicted) -> None:
+        del self.prefixes[event.number]
+        self.release("prefix", POOL, event.number)
 
     # ---- plans
 
@@ -203,8 +240,7 @@ class Pairs:
 
     def on_StoreCompleted(self, event: Any) -> None:
         plan = self.done(event.operation.operation_id)
-        self.source.setdefault(event.request, {}).update(plan.stored)
-        self.sources_of(event.request)
+        self.valid(event.request, plan.stored)
 
     def on_BlocksRetired(self, event: e.BlocksRetired) -> None:
         self.release("view", event.request, event.generation)
@@ -248,3 +284,14 @@ def own_of(state: State) -> dict[tuple[int, int], RequestKey]:
         for group, blocks in enumerate(own)
         for block in int32_view(blocks).tolist()
     }
+
+
+def shared_of(state: State) -> tuple[set[tuple[int, int]], set[int]]:
+    """(group, block) of shared device blocks, and shared CPU blocks."""
+    blocks = {(group, block) for group, ids in enumerate(state.ownership.shared) for block in int32_view(ids).tolist()}
+    return blocks, set(int32_view(state.ownership.shared_sources).tolist())
+
+
+def stale_of(state: State) -> dict[RequestKey, dict[int, int]]:
+    found = {r.key: dict(enumerate(int32_view(r.stale).tolist())) for r in state.requests.values()}
+    return {key: {at: block for at, block in table.items() if block >= 0} for key, table in found.items()}

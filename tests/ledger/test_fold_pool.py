@@ -184,15 +184,16 @@ def test_i_a_producer_restart_invalidates_every_source_but_drops_no_lease() -> N
     w.refuse("a process epoch above 5, got 5", e.ProducerRestarted, POOL, process_epoch=PRODUCER)
     w.emit(e.ProducerRestarted, POOL, process_epoch=6)
     assert [w.of(key).source_of(0) for key in (A, B)] == [HOLE, HOLE]
-    assert (w.sources_held(A), w.sources_held(B)) == ([0, 2], [])
+    assert (w.sources_held(A), w.sources_held(B)) == ([0, 1, 2, 3], [4, 5, 6, 7]), "the blocks stay held"
     w.lawful()
     w.refuse("CPU block 2 is held for a", e.SourcesRegistered, B, logical=int32_bytes([0]), source=int32_bytes([2]))
     w.emit(e.UploadAborted, operation=op, reason="the producer restarted")
     w.settle(op, 0)
+    w.emit(e.RequestFinished)
     assert w.sources_held(A) == [0, 2], "a rank may still read the old mapping"
     w.settle(op, 1)
     assert w.sources_held(A) == []
-    w.register([0], [2], B)
+    w.lawful()
 
 
 def test_i_after_a_producer_restart_an_upload_needs_registered_sources() -> None:

@@ -9,9 +9,9 @@ from tests.ledger.worlds import A, B, World, rows
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger import laws
-from kvsweep.ledger.ids import RequestKey, Rows, int32_bytes
-from kvsweep.ledger.ownership import Holder, Holding, Ownership
-from kvsweep.ledger.state import COMMANDS_KEPT, EMPTY, Remembered, State
+from kvsweep.ledger.ids import HOLE, POOL, RequestKey, Rows, int32_bytes
+from kvsweep.ledger.ownership import Holder, Holding
+from kvsweep.ledger.state import CLOSED_KEPT, COMMANDS_KEPT, EMPTY, PREFIXES_KEPT, Remembered, State
 
 BREAK = Callable[[State], State]
 
@@ -37,13 +37,15 @@ def held(state: State, change: Callable[[dict[Holder, Holding]], Any], key: Requ
     """State with this request's pairs changed past the one function that may."""
     holders = dict(state.ownership.held[key])
     change(holders)
-    return replace(state, ownership=Ownership({**state.ownership.held, key: holders}, state.ownership.own))
+    return ownership(state, held={**state.ownership.held, key: holders})
 
 
 def own(state: State, blocks: list[int], key: RequestKey = A) -> State:
-    return replace(
-        state, ownership=Ownership(state.ownership.held, {**state.ownership.own, key: (int32_bytes(blocks),)})
-    )
+    return ownership(state, own={**state.ownership.own, key: (int32_bytes(blocks),)})
+
+
+def ownership(state: State, **changes: Any) -> State:
+    return replace(state, ownership=replace(state.ownership, **changes))
 
 
 def request(state: State, **changes: Any) -> State:
@@ -111,8 +113,12 @@ BROKEN: list[tuple[str, str, BREAK]] = [
     ("every holder stands for something", "stands for nothing", lambda s: request(s, settling=())),
     ("every holder stands for something", "stands for nothing", lambda s: request(s, tail=())),
     ("every holder stands for something", "stands for nothing", lambda s: request(s, fences=())),
-    ("a valid CPU block has one owner", "are not those its owner holds", lambda s: request(s, source=b"")),
-    ("a valid CPU block has one owner", "are not those its owner holds", lambda s: held(s, lambda h: h.pop(OWNER))),
+    ("a valid CPU block has one owner", "its owner does not hold exactly", lambda s: request(s, source=b"")),
+    (
+        "a valid CPU block has one owner", "its owner does not hold exactly",
+        lambda s: request(s, stale=int32_bytes([HOLE, 7])),
+    ),
+    ("a valid CPU block has one owner", "its owner does not hold exactly", lambda s: held(s, lambda h: h.pop(OWNER))),
     (
         "a valid CPU block has one owner", "CPU block 8 is held for a and b",
         lambda s: held(s, lambda h: h.update({Holder("fence", 1): of({0: [2], 1: [2]}, sources=(8,))})),
@@ -127,6 +133,61 @@ BROKEN: list[tuple[str, str, BREAK]] = [
 ]  # fmt: skip
 
 
+def sharing() -> World:
+    """a wrote and shared block 2; b attached it, reads it in layer 0 and has dropped the rest of it."""
+    w = World(opened=False)
+    w.open()
+    w.open(B, first_source=8)
+    w.clean_tail(4, [2], 4)
+    w.attach(w.publish(4))
+    w.resident(blocks=(0,))
+    adopted: dict[int, list[int]] = {0: [4], 1: []}
+    w.commit(w.upload({0: [], 1: []}, {0: [], 1: []}, key=B, adopted=rows(adopted)))
+    w.open_fence(w.drop([4], B), key=B)
+    return w
+
+
+def prefix(change: Callable[[Holding], Holding]) -> BREAK:
+    return lambda s: held(s, lambda h: h.update({PREFIX: change(h[PREFIX])}), POOL)
+
+
+PREFIX = Holder("prefix", 1)
+SHARED_BROKEN: list[tuple[str, str, BREAK]] = [
+    ("owned blocks are the held blocks", "differ from the held blocks", lambda s: ownership(s, shared=())),
+    ("owned blocks are the held blocks", "differ from", lambda s: ownership(s, shared=(int32_bytes([2, 5]),))),
+    ("owned blocks are the held blocks", "owned twice", lambda s: own(s, [0, 2])),
+    (
+        "an area has one owner", "area (0, 2) is held for ['@pool', 'a', 'b']",
+        lambda s: own(ownership(s, shared=()), [0, 2]),
+    ),
+    (
+        "a destination has exactly one holder", "destination area (1, 2) of ['b'] is in a shared block",
+        lambda s: held(
+            ownership(s, held={key: kept for key, kept in s.ownership.held.items() if key == B}),
+            lambda h: h.update({Holder("dst", 9): of({0: [], 1: [2]})}), B,
+        ),
+    ),
+    ("every holder stands for something", "the pool's holders are not its prefixes", lambda s: held(
+        s, lambda h: h.update({Holder("prefix", 2): of({})}), POOL)),
+    ("every holder stands for something", "the pool's holders are not its prefixes", lambda s: replace(
+        s, pool=replace(s.pool, prefixes=()))),
+    ("a valid CPU block has one owner", "CPU block 4 is held for a and b", lambda s: ownership(s, shared_sources=b"")),
+    ("a prefix block is whole and shared", "layer 1 of block 2 is not held", prefix(
+        lambda h: replace(h, areas=rows({0: [2], 1: []})))),
+    ("a prefix block is whole and shared", "layer 0 of block 2 is not held", prefix(
+        lambda h: replace(h, areas=rows({0: [3], 1: [2]})))),
+    ("a prefix block is whole and shared", "layer 0 of block 2 is not held", lambda s: held(
+        s, lambda h: h.pop(PREFIX), POOL)),
+    ("a prefix block is whole and shared", "layer 0 of block 2 is not held", lambda s: ownership(s, shared=())),
+    ("a prefix block is whole and shared", "CPU block 4 is not held", prefix(lambda h: replace(h, sources=b""))),
+    ("a prefix block is whole and shared", "CPU block 4 is not held", lambda s: ownership(s, shared_sources=b"")),
+    ("every history is bounded", f"{PREFIXES_KEPT + 1} prefixes", lambda s: replace(
+        s, pool=replace(s.pool, prefixes=s.pool.prefixes * (PREFIXES_KEPT + 1)))),
+    ("every history is bounded", f"{CLOSED_KEPT + 1} closed", lambda s: replace(
+        s, pool=replace(s.pool, closed=("x",) * (CLOSED_KEPT + 1)))),
+]  # fmt: skip
+
+
 def view_of(state: State, logical: dict[int, list[int]]) -> State:
     (view,) = state.requests["a"].views
     return request(state, views=(replace(view, logical=Rows.of(logical)),))
@@ -134,6 +195,7 @@ def view_of(state: State, logical: dict[int, list[int]]) -> State:
 
 def test_all_laws_hold_in_a_busy_world() -> None:
     assert laws.check(busy().state) == []
+    assert laws.check(sharing().state) == []
     assert laws.check(EMPTY) == []
 
 
@@ -143,8 +205,14 @@ def test_each_law_fails_on_a_state_broken_by_hand(law: str, detail: str, broken:
     assert [line for line in found if line.startswith(f"{law}: ") and detail in line], found
 
 
+@pytest.mark.parametrize(("law", "detail", "broken"), SHARED_BROKEN)
+def test_each_law_of_shared_blocks_fails_on_a_state_broken_by_hand(law: str, detail: str, broken: BREAK) -> None:
+    found = laws.check(broken(sharing().state))
+    assert [line for line in found if line.startswith(f"{law}: ") and detail in line], found
+
+
 def test_every_law_is_broken_here() -> None:
-    assert {law for law, _, _ in BROKEN} == {law.name for law in laws.LAWS}
+    assert {law for law, _, _ in (*BROKEN, *SHARED_BROKEN)} == {law.name for law in laws.LAWS}
 
 
 def test_laws_are_data_with_a_name_and_a_clause() -> None:

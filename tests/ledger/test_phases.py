@@ -183,6 +183,8 @@ BROKEN = [
     ("turn back before the life changes", e.RequestFinished, ("RUNNING", "IDLE", "IDLE", "MOVING")),
     ("close only when nothing is held", e.RequestClosed, ("FINISHING", "COMMITTED", "IDLE", "IDLE")),
     ("only a living request writes", e.TailOpened, ("PREEMPTED", "IDLE", "IDLE", "IDLE")),
+    ("only a living request writes", e.PrefixPublished, ("PREEMPTED", "IDLE", "IDLE", "IDLE")),
+    ("only a living request writes", e.PrefixAttached, ("PREEMPTED", "IDLE", "IDLE", "IDLE")),
     ("only a living request writes", e.StoreStarted, ("FINISHING", "IDLE", "IDLE", "IDLE")),
     ("only a living request writes", e.SourcesRegistered, ("FINISHING", "IDLE", "IDLE", "IDLE")),
 ]

@@ -4,7 +4,7 @@ relation is the brute-force one, pair by pair."""
 from collections import Counter
 
 import pytest
-from tests.ledger.pairs import own_of, pairs_of
+from tests.ledger.pairs import own_of, pairs_of, shared_of, stale_of
 from tests.ledger.walks import Walk
 from tests.ledger.worlds import TWO_LAYERS, WITH_SLIDING, frozen
 
@@ -13,7 +13,8 @@ from kvsweep.ledger.fold import REDUCE, REDUCE_POOL
 
 SEED, WALKS, BATCHES = 20260916, 16, 600
 NEVER_DRAWN = {
-    "AckIgnored", "AckRefused", "PlanRefused", "CommandRefused", "DigestRecorded", "RunConfigured"
+    "AckIgnored", "AckRefused", "PlanRefused", "CommandRefused", "DigestRecorded", "RunConfigured", "HandshakeAgreed",
+    "HandshakeRefused",
 }  # fmt: skip
 TAKEN: Counter[str] = Counter()
 REFUSED: Counter[str] = Counter()
@@ -34,6 +35,9 @@ def stroll(number: int) -> None:
         assert laws.check(walk.state) == [], f"{where}: {batch}"
         assert pairs_of(walk.state) == walk.pairs.hold, f"{where}: {batch}"
         assert own_of(walk.state) == walk.pairs.own, f"{where}: {batch}"
+        assert shared_of(walk.state) == (walk.pairs.shared, walk.pairs.shared_cpu), f"{where}: {batch}"
+        held = {key: known for key, known in walk.pairs.stale.items() if known}
+        assert {key: known for key, known in stale_of(walk.state).items() if known} == held, f"{where}: {batch}"
         for key, table in walk.pairs.views.items():
             view = walk.state.requests[key.request_id].view
             assert view is not None, where

@@ -4,9 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-from msgspec.structs import fields as fields_of
-from msgspec.structs import replace
+from tests.ledger.chance import WORDS, Chance
 from tests.ledger.pairs import Owner, Pairs
 from tests.ledger.worlds import DEVICE_BLOCKS, K, N, World
 
@@ -26,36 +24,18 @@ REPORTS: dict[str, tuple[type[Event], dict[str, int]]] = {
     "retain": (e.TablesApplied, {"resident_moved_bytes": 0, "table_updates": 0}),
     "store": (e.RankStored, {"d2h_bytes": 0}),
 }
-WORDS = {
-    "kind": ("diff", "full"), "mode": ("shared", "layer", "move", "pack"),
-    "cause": ("upload", "retain", "preempt", "finish"), "outcome": ("completed", "failed", "cancelled", "epoch_ended"),
-}  # fmt: skip
 
 
-class Walk:
+class Walk(Chance):
     """`batch` draws the next batch, `take` applies it; `pairs` hears every fact that was taken."""
 
     def __init__(self, seed: int, layout: Layout, spoil: float) -> None:
-        self.rng, self.spoil, self.layout = np.random.default_rng(seed), spoil, layout
+        super().__init__(seed)
+        self.spoil, self.layout = spoil, layout
         self.state: State = World(layout, opened=False).state
         self.pairs = Pairs(layout)
         self.taken: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
-
-    # ---- chance
-
-    def chance(self, probability: float) -> bool:
-        return bool(self.rng.random() < probability)
-
-    def some(self, items: Any, most: int = 99) -> list[int]:
-        """A random subset, ascending."""
-        found = sorted(items)
-        count = int(self.rng.integers(0, min(len(found), most) + 1))
-        return sorted(int(item) for item in self.rng.choice(found, size=count, replace=False)) if found else []
-
-    def one(self, items: Any) -> Any:
-        found = list(items)
-        return found[int(self.rng.integers(len(found)))]
 
     # ---- the next batch
 
@@ -71,17 +51,24 @@ class Walk:
         name = self.one("ab")
         request = self.state.requests.get(name)
         if request is None or (request.life == "CLOSED" and self.chance(0.9)):
+            if name == "b" and not self.pairs.prefixes and self.chance(0.99):
+                return []  # so that it often begins with something to attach
             key = RequestKey(name, request.key.request_epoch + 1 if request else 1)
             row_count = int(self.rng.integers(2, 5))
             fields = {"pool_generation": self.state.pool.pool_generation, "rows": row_count}
-            return self.events(key, 0, [(e.RequestOpened, fields)])
-        if self.chance(0.003):
-            return self.events(POOL, self.state.pool.seq, self.restart())
+            shared = sorted((at, number) for number, (at, *_) in self.pairs.prefixes.items())
+            attached: list[Step] = [(e.PrefixAttached, {"logical": at, "number": number}) for at, number in shared]
+            return self.events(key, 0, [(e.RequestOpened, fields), *attached])
+        if self.chance(0.0025):
+            evicted = self.evictions(99) if self.chance(0.9) else []
+            return self.events(POOL, self.state.pool.seq, [*evicted, *self.restart()])
+        if self.chance(0.004):
+            return self.events(POOL, self.state.pool.seq, self.evictions(1))
         draw: Callable[[RequestState], list[Step]] = self.one((
             self.life, self.start, self.start, self.publish, self.plan_retain, self.plan_retain,
             self.upload, self.upload, self.upload, self.retain, self.retain, self.retain, self.retain,
             self.settle, self.settle, self.retire, self.tail, self.tail, self.store, self.store, self.leave,
-            self.register, self.abort,
+            self.register, self.abort, self.share, self.attach,
         ))  # fmt: skip
         return self.events(request.key, request.seq, draw(request))
 
@@ -105,37 +92,10 @@ class Walk:
             self.taken[type(event).__name__] += 1
         return "taken"
 
-    def spoiled(self, event: Event) -> Event:
-        field = self.one(fields_of(event)).name
-        value = getattr(event, field)
-        if field in WORDS:
-            value = self.one(WORDS[field])
-        elif isinstance(value, bool | str) or value is None:
-            return event
-        elif isinstance(value, int):
-            value += int(self.rng.choice([-1, 1, 2]))
-        elif isinstance(value, bytes):
-            value = int32_bytes(self.rng.integers(-1, 8, size=self.rng.integers(0, 4)))
-        elif isinstance(value, Rows):
-            lists = value.as_lists()
-            layer = int(self.rng.integers(0, 4))
-            lists[layer] = self.rng.integers(-1, 8, size=self.rng.integers(0, 4)).tolist()
-            value = Rows.of(lists)
-        elif isinstance(value, Operation):
-            part = self.one(("operation_id", "pool_generation", "map_revision"))
-            value = replace(value, **{part: getattr(value, part) + int(self.rng.choice([-1, 1]))})
-        elif isinstance(value, RequestKey):
-            value = RequestKey(self.one(("a", "b", "c", "")), value.request_epoch + int(self.rng.integers(-1, 2)))
-        elif isinstance(value, tuple) and value and isinstance(value[0], bytes):
-            value = tuple(int32_bytes(self.some(range(-1, 8), 3)) for _ in range(self.rng.integers(0, 3)))
-        elif isinstance(value, tuple):
-            value = value[:-1]
-        return replace(event, **{field: value})
-
     # ---- facts about what is free, of the brute-force relation
 
     def free_blocks(self, group: int) -> list[int]:
-        return [block for block in range(DEVICE_BLOCKS) if (group, block) not in self.pairs.own]
+        return [block for block in range(DEVICE_BLOCKS) if (group, block) not in {*self.pairs.own, *self.pairs.shared}]
 
     def free_cpu(self, low: int, high: int) -> list[int]:
         held = {resource[1] for resource, _ in self.pairs.hold if resource[0] == "cpu"}
@@ -197,7 +157,7 @@ class Walk:
             return [(e.RequestResumed, {})]
         if request.life == "FINISHING" and self.chance(0.7):
             return [(e.RequestClosed, {})]
-        if self.chance(0.05):
+        if self.chance(0.1):
             return [*self.turned_back(request, ("upload", "retain", "store")), (e.RequestFinished, {})]
         return []
 
@@ -379,9 +339,45 @@ class Walk:
         return [(e.TailDropped, {"group": group, "logical": int32_bytes(leaving), "fence": request.next_fence})]
 
     def register(self, request: RequestState) -> list[Step]:
-        known = self.pairs.source.get(request.key, {})
-        logical = self.some(set(range(4)) - set(known))
-        source = self.free_cpu(0, K)[: len(logical)]
-        if not logical:
+        """New blocks, and after a restart of the producer often the very blocks that it named before."""
+        known, stale = self.pairs.source.get(request.key, {}), self.pairs.stale.get(request.key, {})
+        logical = self.some((set(range(4)) | set(stale)) - set(known))
+        free = self.free_cpu(0, K)[: len(logical)]
+        if not logical or len(free) < len(logical):
             return []
+        source = [stale[block] if block in stale and self.chance(0.7) else free[at] for at, block in enumerate(logical)]
         return [(e.SourcesRegistered, {"logical": int32_bytes(logical), "source": int32_bytes(source)})]
+
+    # ---- shared prefix blocks
+
+    def share(self, request: RequestState) -> list[Step]:
+        """A clean tail block; names come again, so that one is known already now and then."""
+        clean = [block.logical for block in request.tail if block.phase == "clean"]
+        clean = [
+            at for at in clean if self.chance(0.1) or self.pairs.tail[request.key, at].items() <= self.mine(request)
+        ]
+        if not clean or len(self.pairs.prefixes) > 2:
+            return []
+        number = self.state.pool.next_prefix
+        return [(e.PrefixPublished, {"logical": self.one(clean), "number": number, "key": f"k{number % 5}"})]
+
+    def mine(self, request: RequestState) -> set[tuple[int, int]]:
+        return {block for block, who in self.pairs.own.items() if who == request.key}
+
+    def attach(self, request: RequestState) -> list[Step]:
+        newest = max((block.logical for block in request.tail), default=-1)
+        known = self.pairs.source.get(request.key, {})
+        fits = [n for n, (at, *_) in self.pairs.prefixes.items() if at > newest and at not in known]
+        if self.chance(0.1):
+            fits = list(self.pairs.prefixes)
+        if not fits:
+            return []
+        number = self.one(fits)
+        return [(e.PrefixAttached, {"logical": self.pairs.prefixes[number][0], "number": number})]
+
+    def evictions(self, most: int) -> list[Step]:
+        """The oldest ones."""
+        return [
+            (e.PrefixEvicted, {"number": number, "freed": self.freed(("prefix", POOL, number, 0))})
+            for number in sorted(self.pairs.prefixes)[:most]
+        ]

@@ -278,6 +278,22 @@ class World:
         self.stored(operation)
         self.emit(e.StoreCompleted, key, operation=operation)
 
+    def publish(self, logical: int, name: str = "tokens", key: RequestKey = A) -> int:
+        """Share a clean tail block; the prefix's number."""
+        number = self.state.pool.next_prefix
+        self.emit(e.PrefixPublished, key, logical=logical, number=number, key=name)
+        return number
+
+    def attach(self, number: int, key: RequestKey = B) -> None:
+        (logical,) = [prefix.logical for prefix in self.state.pool.prefixes if prefix.number == number]
+        self.emit(e.PrefixAttached, key, logical=logical, number=number)
+
+    def evict(self, number: int, freed: Sequence[int] = ()) -> None:
+        self.emit(e.PrefixEvicted, POOL, number=number, freed=self.by_group(freed))
+
+    def shared(self, group: int = 0) -> list[int]:
+        return self.state.ownership.shared_blocks(self.layout)[group].tolist()
+
     def drop(self, logical: Sequence[int], key: RequestKey = A, group: int = 0) -> int:
         """Out of the tail, into a fence; the fence's number."""
         fence = self.of(key).next_fence

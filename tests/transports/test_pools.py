@@ -94,16 +94,40 @@ def test_a_list_is_a_set_that_gives_its_smallest(steps: list[tuple[bool, int, in
 
 def test_a_reservation_takes_from_every_pool_or_from_none() -> None:
     both = pools()
-    given_ = both.reserve(Reserve(cause=CAUSE, device=(2, 3), cpu_full=1, cpu_copy=2, plan_s=0.5))
+    given_ = both.reserve(Reserve(cause=CAUSE, device=(2, 3), cpu_full=1, cpu_copy=2))
     assert given_.device is not None
     assert [ids(group) for group in given_.device] == [[0, 1], [0, 1, 2]]
     assert (ids(given_.cpu_full), ids(given_.cpu_copy)) == ([0], [5, 6])
-    assert (given_.cause, given_.plan_s) == (CAUSE, 0.5)
+    assert given_.cause == CAUSE
     assert (both.device.free, both.cpu.free) == ((2, 3), (4, 1))
     for ask, free in (((3, 0, 0, 0), 2), ((0, 4, 0, 0), 3), ((1, 1, 5, 0), 4), ((1, 1, 1, 2), 1)):
         answer = both.reserve(Reserve(cause=CAUSE, device=ask[:2], cpu_full=ask[2], cpu_copy=ask[3]))
         assert (answer.device, answer.cpu_full, answer.cpu_copy, answer.free) == (None, b"", b"", free)
         assert (both.device.free, both.cpu.free) == ((2, 3), (4, 1))
+
+
+def test_a_claim_names_the_cpu_blocks_and_takes_all_or_nothing() -> None:
+    """The producer has chosen these blocks itself: they leave the free list, or nothing leaves any pool."""
+    both = pools()
+    took = both.reserve(Reserve(cause=CAUSE, device=(0, 0), cpu_full=0, cpu_copy=0, claim=i32(3, 1).tobytes()))
+    assert took.device == (b"", b"")
+    assert both.cpu.free == (3, 3)
+    for claim in ((0, 3), (0, 5), (-1,), (0, 0)):  # taken, a copy destination, no id, twice
+        ask = Reserve(cause=CAUSE, device=(1, 0), cpu_full=1, cpu_copy=0, claim=i32(*claim).tobytes())
+        answer = both.reserve(ask)
+        assert (answer.device, answer.cpu_full, answer.free) == (None, b"", 3), claim
+        assert (both.device.free, both.cpu.free) == ((4, 6), (3, 3)), claim
+    rest = both.reserve(Reserve(cause=CAUSE, device=(1, 0), cpu_full=1, cpu_copy=0, claim=i32(0).tobytes()))
+    assert ids(rest.cpu_full) == [2], "what was claimed is not handed out too"
+    both.release(Release(device=(i32(0).tobytes(), b""), cpu=i32(0, 1, 2, 3).tobytes()))
+    assert (both.device.free, both.cpu.free) == ((4, 6), (5, 3))
+
+
+def test_a_claim_that_leaves_too_little_for_the_same_ask_takes_nothing() -> None:
+    both = pools()
+    answer = both.reserve(Reserve(cause=CAUSE, device=(1, 0), cpu_full=4, cpu_copy=0, claim=i32(0, 1).tobytes()))
+    assert answer.device is None
+    assert (both.device.free, both.cpu.free) == ((4, 6), (5, 3))
 
 
 def test_b6_a_release_over_pools_gives_back_all_or_nothing() -> None:
