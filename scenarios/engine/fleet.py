@@ -20,7 +20,7 @@ from kvsweep.scenarios.engine.loop import Session
 from kvsweep.scenarios.stack import Stack
 
 YIELDS_PER_STEP = 8  # turns of the event loop that copies get beside each step
-IDLE_TURNS = 200_000
+IDLE_TURNS = 20_000
 """Turns without any progress after which the fleet gives up and says what it waits for."""
 
 
@@ -95,6 +95,7 @@ class Fleet:
         async with anyio.create_task_group() as beside:
             while not all(member.finished for member in self.members):
                 self.weather.before(self)
+                self._publish()
                 moved = False
                 for member in self.members:
                     if not member.finished:
@@ -134,7 +135,6 @@ class Fleet:
                 return self._admit(member)
             if not session.resume():
                 return False
-            self._publish()
             if self._published and session.due and member.round is None and session.mirrored_blocks() > 0:
                 session.began_round()
                 member.round = anyio.Event()

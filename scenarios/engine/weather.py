@@ -37,8 +37,8 @@ class Storm:
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
         ranks = len(self.stack.nodes)
-        self._rank_restart = (self._random.randint(6, 14), self._random.randrange(ranks))
-        self._producer_restart = self._random.randint(6, 14)
+        self._rank_restart = (self._random.randint(3, 8), self._random.randrange(ranks))
+        self._producer_restart = self._random.randint(3, 8)
         self.stack.driver.watch(self._on_event)
 
     def _count(self, what: str) -> None:
@@ -76,7 +76,7 @@ class Storm:
             self._abort()
         elif draw < 0.08:
             self._preempt(fleet)
-        elif draw < 0.2:
+        elif draw < 0.3:
             self._forge()
 
     def _abort(self) -> None:
@@ -107,7 +107,11 @@ class Storm:
         if kind == "future":
             operation = replace(operation, operation_id=operation.operation_id + 1_000_000)
         elif kind == "conflict":
-            operation = replace(operation, map_revision=operation.map_revision + 7)
+            requests = self.stack.driver.state.requests.values()
+            open_now = [opened.operation for request in requests for opened in request.open_operations()]
+            if not open_now:
+                return
+            operation = replace(open_now[0], map_revision=open_now[0].map_revision + 7)
         else:
             operation = replace(operation, operation_id=1)
         self._count(f"forged acknowledgements: {kind}")

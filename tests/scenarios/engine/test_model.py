@@ -178,7 +178,7 @@ def test_shapes_are_refused_with_their_field() -> None:
         LayerShape("full", 4)
     with pytest.raises(ValueError, match=r"LayerShape.kind: expected 'full' or 'sliding', got 'wide'"):
         LayerShape("wide")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"ModelConfig.heads: expected a multiple of kv_heads=2, got 5"):
+    with pytest.raises(ValueError, match=r"ModelConfig.heads: expected a multiple of kv_heads=3, got 5"):
         replace(config, heads=5)
     with pytest.raises(ValueError, match=r"ModelConfig.ffn: expected at least 1, got 0"):
         replace(config, ffn=0)
