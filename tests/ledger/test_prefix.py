@@ -73,6 +73,8 @@ NOT_WHOLE = f"logical block {LOGICAL + 1} is not a clean tail block, whole in ev
 UNPUBLISHABLE: list[PublishCase] = [
     ("open", NOT_WHOLE, lambda w: w.tail(LOGICAL + 1, [3], sealed=False)),
     ("dirty", NOT_WHOLE, lambda w: w.tail(LOGICAL + 1, [3])),
+    ("dirty, though the producer names it", NOT_WHOLE,
+     lambda w: (w.tail(LOGICAL + 1, [3]), w.register([LOGICAL + 1], [5]))),
     ("lost", NOT_WHOLE, lambda w: (w.tail(LOGICAL + 1, [3]), w.emit(e.BlockLost, logical=LOGICAL + 1, reason="x"))),
     ("unknown", NOT_WHOLE, lambda w: None),
     ("dropped", NOT_WHOLE, lambda w: (w.clean_tail(LOGICAL + 1, [3], 5), w.drop([LOGICAL + 1]))),

@@ -95,7 +95,9 @@ class Walk(Chance):
     # ---- facts about what is free, of the brute-force relation
 
     def free_blocks(self, group: int) -> list[int]:
-        return [block for block in range(DEVICE_BLOCKS) if (group, block) not in {*self.pairs.own, *self.pairs.shared}]
+        """Blocks that nobody holds; now and then shared ones are taken for free as well, which must be refused."""
+        taken = {*self.pairs.own} if self.chance(0.1) else {*self.pairs.own, *self.pairs.shared}
+        return [block for block in range(DEVICE_BLOCKS) if (group, block) not in taken]
 
     def free_cpu(self, low: int, high: int) -> list[int]:
         held = {resource[1] for resource, _ in self.pairs.hold if resource[0] == "cpu"}

@@ -119,6 +119,33 @@ async def test_a_delaying_link_reorders_and_loses_nothing(seed: int) -> None:
     assert got != FRAMES
 
 
+async def test_a_frame_is_late_by_some_turns_and_no_later_than_its_link_says() -> None:
+    async def late(delay: int, seed: int) -> int:
+        """Turns of another task while one frame is under way."""
+        near, far = in_process_link(chaos=Chaos(seed=seed, delay=delay))
+        seen = 0
+
+        async def count() -> None:
+            nonlocal seen
+            while True:
+                seen += 1
+                await anyio.lowlevel.checkpoint()
+
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as tasks:
+                await near.send(b"x")
+                tasks.start_soon(count)
+                await far.receive()
+                tasks.cancel_scope.cancel()
+        return seen
+
+    assert await late(0, 1) <= 3
+    found = [await late(40, seed) for seed in range(12)]
+    assert max(found) > 15
+    assert max(found) <= 43
+    assert len(set(found)) > 4
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_losing_link_loses_some_invents_none_and_lets_the_first_frame_through(seed: int) -> None:
     got = await everything(*in_process_link(chaos=Chaos(seed=seed, lose=0.3)))
