@@ -125,6 +125,16 @@ def test_one_batch_that_needs_the_disk_takes_its_group_there(make: Callable[...,
     assert log.durable("power") == 4
 
 
+def test_a_store_without_a_thread_tells_the_levels_apart_too(tmp_path: Path) -> None:
+    log = SqliteLog(str(tmp_path / "ledger.db"))
+    seen = []
+    for seq, level in enumerate[Level](("process", "power", "process")):
+        log.append(resumed(seq), level=level)
+        seen.append((log.durable("process"), log.durable("power")))
+    assert seen == [(1, 0), (2, 2), (3, 2)]
+    log.close()
+
+
 @pytest.mark.parametrize(("level", "synchronous"), [("process", 1), ("power", 2)])
 def test_the_level_is_the_databases_own(tmp_path: Path, level: Level, synchronous: int) -> None:
     """NORMAL leaves the write-ahead file to the kernel, FULL syncs it with every commit."""
@@ -207,7 +217,8 @@ def test_closing_waits_for_the_queue(make: Callable[..., Queued], tmp_path: Path
     queued.gate.wait()
     closing = threading.Thread(target=queued.log.close)
     closing.start()
-    assert closing.is_alive()
+    closing.join(0.2)
+    assert closing.is_alive(), "the queue is not stored yet"
     queued.gate.let_all()
     closing.join(30)
     assert not closing.is_alive()
