@@ -65,14 +65,21 @@ def names(effects: Sequence[Effect]) -> list[str]:
     return [type(effect).__name__ for effect in effects]
 
 
+def begun(queued: Queued, world: World = WORLD) -> Driver:
+    """A driver whose configuration is stored, and nothing after it until the test lets it through."""
+    queued.gate.let_one()
+    driver = start(queued.log, world)
+    queued.log.flush()
+    return driver
+
+
 class Shell:
     """A stack with one real rank, whose log a test can hold back or break."""
 
     def __init__(self, path: Path) -> None:
         self.queued = Queued(path, QueueBounds(events=40))
         self.gate: Gate = self.queued.gate
-        self.gate.let_one()
-        self.driver = start(self.queued.log, ONE_RANK)
+        self.driver = begun(self.queued, ONE_RANK)
         self.stack = Stack(self.driver)
         self.kv = self.stack.kv
         self.key = opened(self.driver)

@@ -8,7 +8,19 @@ import anyio
 import anyio.lowlevel
 import pytest
 from tests.ledger.gate import Queued
-from tests.runtime.durable import FIRST, SECOND, WORLD, Shell, chosen, finish_upload, names, opened, select, start
+from tests.runtime.durable import (
+    FIRST,
+    SECOND,
+    WORLD,
+    Shell,
+    begun,
+    chosen,
+    finish_upload,
+    names,
+    opened,
+    select,
+    start,
+)
 from tests.runtime.rig import RANKS, frozen, make_settings
 
 from kvsweep.ledger.errors import Busy, LogError, SettingsError
@@ -156,8 +168,7 @@ def test_effects_of_one_need_leave_in_order_and_those_that_need_less_may_pass() 
 
 
 def test_g3_nothing_that_waits_leaves_before_the_thread_has_stored_its_cause(queued: Queued) -> None:
-    queued.gate.let_one()  # the configuration
-    driver = start(queued.log)
+    driver = begun(queued)
     turn = select(driver, opened(driver), FIRST)
     assert names(driver.poll()) == ["Transfer"]
     finish_upload(driver, turn)
@@ -169,10 +180,8 @@ def test_g3_nothing_that_waits_leaves_before_the_thread_has_stored_its_cause(que
 
 
 def test_closing_the_driver_waits_for_the_queue_and_says_what_could_not_be_stored(queued: Queued) -> None:
-    queued.gate.let_one()
-    driver = start(queued.log)
+    driver = begun(queued)
     queued.gate.wait()
-    queued.log.flush()
     driver.open_request("a")
     queued.gate.wait()
     queued.gate.fault = LogError("the disk is full")
@@ -192,8 +201,7 @@ def test_a_clock_that_counts_turns_needs_a_store_without_a_thread(tmp_path: Path
 
 
 def test_what_starts_work_meets_busy_and_what_ends_it_does_not(queued: Queued) -> None:
-    queued.gate.let_one()
-    driver = start(queued.log)
+    driver = begun(queued)
     key, other = opened(driver), opened(driver, "b")
     turn = select(driver, key, FIRST)
     assert turn.operation is not None
