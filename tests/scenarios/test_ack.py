@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvsweep.cli import command_line
 from kvsweep.ledger.errors import SettingsError
 from kvsweep.ledger.replay import Ledger
 from kvsweep.ledger.store import open_log
 from kvsweep.scenarios.ack import AckPipe
+from kvsweep.scenarios.demo import DemoOptions, check_options
 
 SEED = 20261130
 SMALL = (
@@ -159,3 +161,12 @@ def test_a_reader_that_has_left_stops_no_run_and_is_reported_at_its_end() -> Non
     os.close(write)
     with pytest.raises(SettingsError, match=r"ack-fd: expected .* every acknowledged position, got .*Broken pipe"):
         pipe.check()
+
+
+def test_where_the_output_goes_is_no_evidence() -> None:
+    assert command_line(["demo", "--ack-fd", "3", "--quick", "--ack-fd=4"]) == ["kvsweep", "demo", "--quick"]
+
+
+def test_j1_a_storm_repeats_exactly_so_it_takes_no_writer_thread() -> None:
+    with pytest.raises(SettingsError, match="writer: expected inline with --chaos, got thread"):
+        check_options(DemoOptions(chaos=1, writer="thread"))
