@@ -121,8 +121,12 @@ class Rig:
         return held
 
     async def turns(self, condition: Callable[[], bool]) -> None:
-        while not condition():
+        """Let the stack run until the condition holds; a fault that keeps it from holding is a failure, not a hang."""
+        for _ in range(5_000):
+            if condition():
+                return
             await anyio.lowlevel.checkpoint()
+        raise AssertionError("the situation was not reached in 5,000 turns")
 
 
 def value(name: str, layer: int, logical: int) -> float:
