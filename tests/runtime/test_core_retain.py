@@ -304,7 +304,10 @@ def test_f3_a_repeated_retain_is_not_applied_twice(rig: CoreRig, key: RequestKey
     first = rig.start_retain(key, keep, idempotency_key="r")
     again = rig.start_retain(key, keep, idempotency_key="r")
     assert (again.outcome, again.operation) == ("repeated", first.operation)
-    assert rig.start_retain(key, keep, idempotency_key="r", revision=7).outcome == "refused"
+    used = "idempotency key 'r' was used for something else"
+    assert reason(rig.start_retain(key, keep, idempotency_key="r", revision=7)) == used
+    assert reason(rig.start_retain(key, rows({0: [0], 1: [0]}), idempotency_key="r")) == used, "other slots"
+    assert reason(rig.start_retain(key, keep, idempotency_key="r", pack=True)) == used
     rig.all_done(rig.started(first))
     assert rig.start_retain(key, keep, idempotency_key="r").outcome == "repeated"
 
