@@ -182,6 +182,21 @@ async def test_d7_g4_a_window_leaves_the_sliding_group_only(model: Model) -> Non
         assert view.logical.layers.tolist() == list(session.layout.active_layers)
 
 
+async def test_a_pack_that_an_open_step_leaves_no_room_for_is_tried_again(model: Model) -> None:
+    """Fenced tail blocks are no vacant areas; the view stays as it is, and the next round packs it."""
+    async with opened(model, text_tokens(PROMPT), settings(), block_size=BLOCK) as session:
+        session.prefill()
+        await session.kv.settled()
+        number, _ = session.kv.begin_step([session.key])
+        await session.round()
+        assert session.progress.packs == 0
+        assert session.kv.driver.metrics.remap["layer"] == 1
+        session.kv.end_step(number)
+        await session.kv.settled()
+        await session.round()
+        assert session.progress.packs == session.kv.driver.metrics.remap["pack"] == 1
+
+
 # ---- selecting
 
 
