@@ -93,9 +93,9 @@ BROKEN: list[tuple[str, str, BREAK]] = [
     ),
     ("a view holds what its table names", "current generation 9 is gone", lambda s: request(s, current=9)),
     ("a view holds what its table names", "layer 0: slots are not one",
-     lambda s: view_of(s, {0: [5, 5], 1: [5]})),
+     lambda s: view_of(s, {0: [5, 5], 1: [5]}, {0: [0, 1], 1: [1]})),
     ("a view holds what its table names", "layer 1: slots are not one",
-     lambda s: view_of(s, {0: [5], 1: [5, 6]})),
+     lambda s: view_of(s, {0: [5], 1: [5, 6]}, {0: [0], 1: [1]})),
     ("every holder stands for something", "kind='dst', number=99",
      lambda s: held(s, lambda h: h.update({Holder("dst", 99): of({})}))),
     ("every holder stands for something", "kind='src', number=99",
@@ -127,9 +127,9 @@ BROKEN: list[tuple[str, str, BREAK]] = [
 ]  # fmt: skip
 
 
-def view_of(state: State, logical: dict[int, list[int]]) -> State:
+def view_of(state: State, logical: dict[int, list[int]], physical: dict[int, list[int]]) -> State:
     (view,) = state.requests["a"].views
-    return request(state, views=(replace(view, logical=Rows.of(logical)),))
+    return request(state, views=(replace(view, logical=Rows.of(logical), physical=Rows.of(physical)),))
 
 
 def test_all_laws_hold_in_a_busy_world() -> None:
