@@ -134,7 +134,20 @@ def view_of(state: State, logical: dict[int, list[int]], physical: dict[int, lis
 
 def test_all_laws_hold_in_a_busy_world() -> None:
     assert laws.check(busy().state) == []
+
+
+def test_all_laws_hold_where_nothing_is_held_and_where_an_area_is_rightly_held_twice() -> None:
     assert laws.check(EMPTY) == []
+    w = World()
+    w.lawful()
+    w.clean_tail(4, [2], 4)
+    w.switch(w.retain(w.none, row=0, adopted=rows({0: [4], 1: [4]})))
+    assert {holder.kind for _, holder in laws.area_pairs(w.state)[0, 2]} == {"tail", "view"}
+    w.lawful()
+    w.open(B, blocks=0)
+    w.emit(e.RequestFinished, B)
+    w.emit(e.RequestClosed, B)
+    w.lawful()
 
 
 @pytest.mark.parametrize(("law", "detail", "broken"), BROKEN)
