@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from tests.scenarios.sessions import SEED, area, opened, reads_of, request_of, settings, text_tokens
 
 from kvsweep.ledger.errors import LayoutError
+from kvsweep.ledger.ids import Rows, no_rows
 from kvsweep.ledger.messages import OpenTail
 from kvsweep.scenarios.engine.model import Model
-from kvsweep.scenarios.engine.paged import DraftKv, FullKv, QueryWindow, as_numpy, memory_view
+from kvsweep.scenarios.engine.paged import DraftKv, FullKv, QueryWindow, StepReads, as_numpy, memory_view
 from kvsweep.scenarios.engine.synthetic import synthetic_config, synthetic_model
 from kvsweep.scenarios.stack import layout_of
 from kvsweep.transports.blocks import BlockMemory
@@ -41,6 +43,30 @@ async def test_a_step_reads_the_generation_that_it_was_handed(model: Model) -> N
             logical, physical = view.logical.row(layer).tolist(), view.physical.row(layer).tolist()
             assert after.resident[layer] == dict(zip(logical, physical, strict=True))
         session.kv.end_step(number)
+
+
+async def test_g1_a_step_still_reads_its_generation_after_the_next_was_committed(model: Model) -> None:
+    """G1: the view that it was handed, by the rank's own table; not the one that is current by now."""
+    async with opened(model, text_tokens(PROMPT), settings(), block_size=BLOCK) as session:
+        session.prefill()
+        await session.round()
+        kv, size = session.kv, session.layout.block_size
+        number, handed = kv.begin_step([session.key])
+        old = request_of(session).view
+        assert old is not None
+        layers = session.layout.active_layers
+        other = replace(
+            session.select(),
+            logical_blocks_by_layer=Rows.of({layer: np.arange(3 + row, 8 + row) for row, layer in enumerate(layers)}),
+            ranked_tail_by_layer=no_rows(layers),
+        )
+        await kv.upload(other, idempotency_key="other")
+        assert request_of(session).current != handed[session.key].generation
+        reads = StepReads(kv.driver.state, session.key, handed[session.key], kv.workers[0], kv.devices[0].memory, size)
+        for layer in layers:
+            pairs = zip(old.logical.row(layer).tolist(), old.physical.row(layer).tolist(), strict=True)
+            assert reads.resident[layer] == dict(pairs)
+        kv.end_step(number)
 
 
 async def test_b6_an_open_step_keeps_its_blocks_until_it_ends(model: Model) -> None:
