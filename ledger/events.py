@@ -189,6 +189,7 @@ class RetainPlanned(Event, frozen=True, kw_only=True, array_like=True, gc=False,
     selection_revision: int
     idempotency_key: str = ""
     measured: Measured = Measured()
+    digest: str = ""  # SHA-256 of the command; names it beside the idempotency key
 
 
 class ReadersDrained(Event, frozen=True, kw_only=True, array_like=True, gc=False, tag=21):

@@ -69,6 +69,7 @@ def planned(state: State, request: RequestState, event: RetainPlanned) -> State:
         row=event.row,
         replaced=request.current,
     )
+    what = event.digest or f"retain-{event.selection_revision}"  # a log without digests names the revision
     ownership = state.ownership.change(
         request.key,
         layout,
@@ -85,7 +86,7 @@ def planned(state: State, request: RequestState, event: RetainPlanned) -> State:
             request,
             retain=replace(request.retain, open=opened),
             next_generation=generation,
-            commands=remember(request, event.idempotency_key, f"retain-{event.selection_revision}", event.operation),
+            commands=remember(request, event.idempotency_key, what, event.operation),
         ),
         ownership=ownership,
         pool=pool,

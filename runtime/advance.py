@@ -147,6 +147,11 @@ def _end(batch: Batch, context: Context, key: RequestKey) -> bool:
     phases = {"PREEMPTED": ("clean", "lost"), "FINISHING": ("open", "dirty", "clean", "lost")}.get(request.life)
     if phases is None:
         return False
+    if request.life == "PREEMPTED" and request.store.phase == "IDLE":
+        for block in request.tail:
+            if block.phase == "dirty":
+                batch.emit(e.BlockLost, key, logical=block.logical, reason="preempted and not stored")
+                return True
     for group in range(layout.groups):
         logical = [b.logical for b in request.tail if b.phase in phases and b.physical[group] != HOLE]
         if logical:

@@ -13,6 +13,7 @@ from kvsweep.ledger.state import EMPTY, Remembered, RequestState, State
 from kvsweep.runtime import decide_prefix, decide_process, decide_report, decide_request, decide_retain, decide_upload
 from kvsweep.runtime.advance import Context, release, settle
 from kvsweep.runtime.batch import Batch
+from kvsweep.runtime.decide_retain import retain_digest
 from kvsweep.runtime.decide_upload import CannotPlan, selection_digest
 from kvsweep.runtime.settings import Settings
 from kvsweep.runtime.steps import HandedOut, OpenSteps
@@ -122,7 +123,7 @@ class Core:
             case messages.Abort():
                 return decide_request.abort_operation(batch, message)
             case messages.Preempt():
-                decide_request.preempt(batch, message)
+                return decide_request.preempt(batch, message, reserved)
             case messages.Resume():
                 decide_request.resume(batch, message)
             case messages.Finish():
@@ -136,7 +137,7 @@ class Core:
         if isinstance(message, messages.Select):
             key, what = message.selection.request, selection_digest(message.selection)
         elif isinstance(message, messages.Retain):
-            key, what = message.request, f"retain-{message.selection_revision}"
+            key, what = message.request, retain_digest(message)
         else:
             return None
         request = state.request(key)

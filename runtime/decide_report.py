@@ -7,7 +7,7 @@ from kvsweep.ledger.acks import Ack, Verdict, judge
 from kvsweep.ledger.event_base import Measured
 from kvsweep.ledger.ids import POOL, RequestKey
 from kvsweep.ledger.messages import Acknowledged, Done
-from kvsweep.ledger.state import State
+from kvsweep.ledger.state import RequestState, State
 from kvsweep.runtime.advance import abort
 from kvsweep.runtime.batch import Batch
 
@@ -94,7 +94,7 @@ def _record(batch: Batch, ack: Ack, verdict: Verdict) -> ReportOutcome:
 
 
 def acknowledged(batch: Batch, report: Acknowledged) -> ReportOutcome:
-    """The producer's word: closes the lane that waits for it; anything else is old."""
+    """The producer's word: closes the lane that waits for it; anything else is recorded and changes nothing."""
     request = batch.state.request(report.operation.request)
     current = report.process_epoch == batch.state.pool.producer_epoch
     if request is not None and current:
@@ -107,7 +107,25 @@ def acknowledged(batch: Batch, report: Acknowledged) -> ReportOutcome:
                 batch.emit(kind, request.key, operation=report.operation, process_epoch=report.process_epoch, **fields)
                 return "accepted"
     ack = Ack(operation=report.operation, rank=PRODUCER, process_epoch=report.process_epoch, outcome="acknowledged")
-    return _record(batch, ack, Verdict(kind="stale", rule="no lane waits for this producer acknowledgement"))
+    return _record(batch, ack, _unawaited(batch.state, request, report))
+
+
+def _unawaited(state: State, request: RequestState | None, report: Acknowledged) -> Verdict:
+    """Repeated, old, or from a future that was not given out, as for a rank's word."""
+    key, pool = report.operation.request, state.pool
+    latest = state.requests.get(key.request_id)
+    epoch = latest.key.request_epoch if latest else pool.epoch_floor
+    for name, got, last in (
+        ("operation id", report.operation.operation_id, pool.next_operation_id - 1),
+        ("request epoch", key.request_epoch, epoch),
+        ("process epoch of the producer", report.process_epoch, pool.producer_epoch),
+    ):
+        if got > last:
+            return Verdict(kind="future", rule=f"{name} not given out yet", expected=f"up to {last}", got=str(got))
+    closed = [lane.closed.operation for lane in (request.upload, request.retain) if lane.closed] if request else []
+    if report.operation in closed:
+        return Verdict(kind="duplicate", rule="the lane's last closed operation")
+    return Verdict(kind="stale", rule="no lane waits for this producer acknowledgement")
 
 
 PRODUCER = -1

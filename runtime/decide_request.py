@@ -142,14 +142,26 @@ def _slide_windows(batch: Batch, key: RequestKey, confirmed_tokens: int) -> None
         drop_tail(batch, key, group, out)
 
 
-def preempt(batch: Batch, command: Preempt) -> None:
-    """The view goes, the CPU keeps what was stored; what was written and not yet sealed is declared lost."""
-    key = command.request
+def preempt(batch: Batch, command: Preempt, reserved: Reserved | None) -> Reserve | None:
+    """The view goes, the CPU keeps what was stored; what was written and not yet sealed is declared lost.
+
+    Sealed blocks that no store carries yet are stored now. What cannot be stored is declared lost as well, when the
+    store lane is idle (`advance`): nothing else would ever let go of it.
+    """
+    key, layout = command.request, batch.state.pool.layout
+    request = batch.request(key)
+    dirty = [block.logical for block in request.tail if block.phase == "dirty"]
+    store = request.life == "RUNNING" and bool(dirty) and request.store.phase == "IDLE"
+    if store and reserved is None:
+        return Reserve(cause=command, device=(0,) * layout.groups, cpu_full=len(dirty), cpu_copy=0)
     abort_what_can_turn_back(batch, key, ("upload", "retain"), "preempted")
     batch.emit(e.RequestPreempted, key)
     for block in batch.request(key).tail:
         if block.phase == "open":
             batch.emit(e.BlockLost, key, logical=block.logical, reason="preempted before it was sealed")
+    if store and reserved is not None and reserved.device is not None:
+        _store(batch, batch.request(key), dirty, reserved.cpu_full)
+    return None
 
 
 def resume(batch: Batch, command: Resume) -> None:

@@ -1,5 +1,8 @@
 """Retain: build the new view from kept slots and adopted tail blocks by remap, move or pack; start it in one batch."""
 
+import hashlib
+
+import msgspec
 import numpy as np
 
 from kvsweep.ledger import events as e
@@ -12,6 +15,11 @@ from kvsweep.runtime.advance import Context, floor
 from kvsweep.runtime.batch import Batch
 from kvsweep.runtime.decide_upload import CannotPlan, free_row, ids_bytes, next_operation
 from kvsweep.runtime.retain_plan import RetainPlan, plan_pack, plan_retain, union_keep
+
+
+def retain_digest(command: Retain) -> str:
+    """SHA-256 of what is asked: slots, adopted blocks, revision, pack."""
+    return hashlib.sha256(msgspec.msgpack.encode(command, order="deterministic")).hexdigest()
 
 
 def retain(batch: Batch, context: Context, command: Retain, reserved: Reserved | None) -> Operation | Reserve:
@@ -69,6 +77,7 @@ def _send(
         reserved=new,
         selection_revision=command.selection_revision,
         idempotency_key=command.idempotency_key,
+        digest=retain_digest(command),
     )
     ranks = batch.state.pool.ranks
     opened = batch.request(request.key).retain.open

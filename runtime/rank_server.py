@@ -3,8 +3,8 @@
 import anyio
 import anyio.lowlevel
 
-from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.errors import Busy
+from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.messages import Forget, Heard, ProcessStarted, RankWork
 from kvsweep.transports.host import HostDevice
 from kvsweep.transports.links import Delivery, RankLink

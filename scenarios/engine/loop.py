@@ -248,21 +248,23 @@ class Session:
             return
         live = int(view.physical.counts.max())
         shrunk = self._kept_live == 0 or live < self._kept_live
-        self._kept_live = live
         owned = self.kv.driver.state.ownership.owned(self.key, self.layout)
         touched = blocks_by_group(view.physical, self.layout)
         blocks = max(np.intersect1d(ids, own).size for ids, own in zip(touched, owned, strict=True))
-        if blocks <= (live if shrunk else self._fullest):
-            return
-        self.progress.packs += 1
-        await self.kv.retain(
-            self.key,
-            keep_slots(request, view.logical),
-            adopt=no_rows(self.layout.active_layers),
-            selection_revision=selection.selection_revision,
-            idempotency_key=f"pack-{selection.selection_revision}",
-            pack=True,
-        )
+        if blocks > (live if shrunk else self._fullest):
+            try:
+                await self.kv.retain(
+                    self.key,
+                    keep_slots(request, view.logical),
+                    adopt=no_rows(self.layout.active_layers),
+                    selection_revision=selection.selection_revision,
+                    idempotency_key=f"pack-{selection.selection_revision}",
+                    pack=True,
+                )
+            except PoolExhausted:
+                return  # areas that an open step still reads are no room: the next round tries again
+            self.progress.packs += 1
+        self._kept_live = live
 
     def select(self) -> BlockSelection:
         """Score the mirrored blocks of every active layer and choose."""

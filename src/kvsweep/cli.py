@@ -120,7 +120,7 @@ def demo(
         from kvsweep.scenarios.engine.text import TextError
         from kvsweep.scenarios.engine.weights import MissingModel, ModelFileError
     except ImportError as error:
-        fail(f"the demo needs the package's extra 'demo' (pip install 'kvsweep[demo]'): {error}", USAGE_FAULT)
+        fail(f"the demo needs the package's extra 'demo' (in a checkout: pip install '.[demo]'): {error}", USAGE_FAULT)
     defaults = (1024, 96, 16) if quick else (2048, 256, 32)
     prompt, emit, size = (
         given if given is not None else default

@@ -123,6 +123,20 @@ def test_f5_a_forgotten_life_raises_the_floor_so_no_epoch_comes_twice() -> None:
     w.open(RequestKey("old", 4), blocks=0)
 
 
+def test_f5_a_life_that_was_opened_again_is_not_among_the_closed_ones_that_may_be_forgotten() -> None:
+    w = World(opened=False)
+    w.open(blocks=0)
+    w.emit(e.RequestFinished)
+    w.emit(e.RequestClosed)
+    assert w.state.pool.closed == ("a",)
+    second = RequestKey("a", 2)
+    w.open(second, blocks=0)
+    assert w.state.pool.closed == ()
+    w.emit(e.RequestFinished, second)
+    w.emit(e.RequestClosed, second)
+    assert w.state.pool.closed == ("a",)
+
+
 # ---- a rank restarts
 
 

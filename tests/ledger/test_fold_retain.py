@@ -293,6 +293,18 @@ def test_a_view_that_the_retain_lane_replaced_is_retired_by_that_lane() -> None:
     w.retire(1, "retain", [1])
 
 
+def test_a_retain_replaces_the_current_view_not_the_attempt_before_it() -> None:
+    w = World(opened=False)
+    w.open(row_count=3)
+    w.resident()
+    aborted = w.retain({0: [1], 1: [1]})
+    w.emit(e.RetainAborted, operation=aborted, reason="deadline")
+    w.switch(w.retain({0: [0], 1: [0]}, row=2))
+    w.refuse("the retain lane did not replace", e.BlocksRetired, generation=2, cause="retain", freed=w.by_group())
+    w.retire(1, "retain", [1])
+    assert w.of().current == 3
+
+
 def test_the_retain_lane_retires_only_what_it_replaced() -> None:
     w = World(opened=False)
     w.open(row_count=3)

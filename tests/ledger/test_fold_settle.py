@@ -7,7 +7,8 @@ from tests.ledger.worlds import PRODUCER, RANKS, A, B, World, frozen, rows
 from kvsweep.ledger import events as e
 from kvsweep.ledger.errors import Refused
 from kvsweep.ledger.fold import apply_all
-from kvsweep.ledger.ids import RequestKey
+from kvsweep.ledger.ids import RequestKey, int32_bytes
+from kvsweep.ledger.ownership import Holder, Holding
 
 LOGICAL, TO = {0: [2], 1: [2]}, {0: [5], 1: [5]}
 
@@ -281,11 +282,31 @@ def test_b6_a_request_closes_only_when_nothing_of_it_is_held(what: str) -> None:
         undo["fence"] = lambda: w.open_fence(fence, [0])
     if what == "ack":
         w.retire(1, "finish", [1])
-    w.refuse("close only when nothing is held", e.RequestClosed)
+    held = {
+        "view": "a view is held", "tail": "a tail block is held", "fence": "a fence is closed",
+        "settling": "an operation settles", "ack": "an operation is open",
+    }  # fmt: skip
+    w.refuse(f"close only when nothing is held: {held[what]}", e.RequestClosed)
     undo[what]()
     w.emit(e.RequestClosed)
     assert w.state.ownership.holders(A) == {}
     w.lawful()
+
+
+def test_b6_whatever_else_is_held_keeps_a_request_from_closing() -> None:
+    """The relation has the last word, also over what no record of the request explains."""
+    w = World()
+    w.emit(e.RequestFinished)
+    leak = w.state.ownership.change(A, w.layout, put={Holder("dst", 99): Holding(sources=int32_bytes([9]))})
+    w.state = replace(w.state, ownership=leak)
+    w.refuse("close only when nothing is held: resources are held", e.RequestClosed)
+
+
+def test_finish_raises_the_map_revision_as_preemption_does() -> None:
+    """What was planned before it can never be committed after it."""
+    w = world()
+    w.emit(e.RequestFinished)
+    assert (w.of().map_revision, w.of().current, w.of().source) == (2, 0, b"")
 
 
 def test_f5_a_new_life_of_the_same_id_has_the_next_epoch_and_nothing_of_the_old_one() -> None:

@@ -95,9 +95,9 @@ BROKEN: list[tuple[str, str, BREAK]] = [
     ),
     ("a view holds what its table names", "current generation 9 is gone", lambda s: request(s, current=9)),
     ("a view holds what its table names", "layer 0: slots are not one",
-     lambda s: view_of(s, {0: [5, 5], 1: [5]})),
+     lambda s: view_of(s, {0: [5, 5], 1: [5]}, {0: [0, 1], 1: [1]})),
     ("a view holds what its table names", "layer 1: slots are not one",
-     lambda s: view_of(s, {0: [5], 1: [5, 6]})),
+     lambda s: view_of(s, {0: [5], 1: [5, 6]}, {0: [0], 1: [1]})),
     ("every holder stands for something", "kind='dst', number=99",
      lambda s: held(s, lambda h: h.update({Holder("dst", 99): of({})}))),
     ("every holder stands for something", "kind='src', number=99",
@@ -188,15 +188,28 @@ SHARED_BROKEN: list[tuple[str, str, BREAK]] = [
 ]  # fmt: skip
 
 
-def view_of(state: State, logical: dict[int, list[int]]) -> State:
+def view_of(state: State, logical: dict[int, list[int]], physical: dict[int, list[int]]) -> State:
     (view,) = state.requests["a"].views
-    return request(state, views=(replace(view, logical=Rows.of(logical)),))
+    return request(state, views=(replace(view, logical=Rows.of(logical), physical=Rows.of(physical)),))
 
 
 def test_all_laws_hold_in_a_busy_world() -> None:
     assert laws.check(busy().state) == []
     assert laws.check(sharing().state) == []
+
+
+def test_all_laws_hold_where_nothing_is_held_and_where_an_area_is_rightly_held_twice() -> None:
     assert laws.check(EMPTY) == []
+    w = World()
+    w.lawful()
+    w.clean_tail(4, [2], 4)
+    w.switch(w.retain(w.none, row=0, adopted=rows({0: [4], 1: [4]})))
+    assert {holder.kind for _, holder in laws.area_pairs(w.state)[0, 2]} == {"tail", "view"}
+    w.lawful()
+    w.open(B, blocks=0)
+    w.emit(e.RequestFinished, B)
+    w.emit(e.RequestClosed, B)
+    w.lawful()
 
 
 @pytest.mark.parametrize(("law", "detail", "broken"), BROKEN)

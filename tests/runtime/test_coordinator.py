@@ -8,6 +8,7 @@ from tests.runtime.shell import FAST, FIRST, SECOND, Shell, fail_fast, soon
 from kvsweep.ledger.errors import Aborted, PoolExhausted, Refused
 from kvsweep.ledger.messages import OpenTail, Preempt, SealTail
 from kvsweep.runtime.coordinator import RetainResult
+from kvsweep.transports.blocks import POISON
 
 
 async def test_f1_upload_and_retain_wait_for_the_commit_of_every_rank_and_give_the_residency() -> None:
@@ -36,6 +37,9 @@ async def test_b7_a_retain_reports_its_own_moved_bytes_and_released_blocks() -> 
         kept = await shell.retain(key, {0: [0, 2], 1: [1, 2]})
         assert kept.method == "shared"
         assert (kept.metrics.resident_moved_bytes, kept.metrics.physical_blocks_released) == (0, 1)
+        await shell.kv.settled()
+        for layer in (0, 1):
+            assert (shell.rig.devices[0].memory.areas(layer)[2] == POISON).all(), "freed blocks read as NaN"
 
 
 async def test_f1_a_zero_byte_upload_publishes_a_keep_map_and_keeps_the_residency() -> None:

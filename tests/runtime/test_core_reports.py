@@ -248,19 +248,30 @@ def test_f1_the_producers_word_closes_the_lane_once(rig: CoreRig, key: RequestKe
     (event,) = turn.events
     assert isinstance(event, e.UploadAcknowledged)
     assert (event.process_epoch, event.cpu_gather_bytes) == (PRODUCER, 3)
-    recorded(rig, lambda: rig.acknowledge(moving), "ignored", "stale")
+    recorded(rig, lambda: rig.acknowledge(moving), "repeated", "duplicate")
     assert rig.request(key).upload.phase == "IDLE"
+    rig.upload(key, SECOND)
+    recorded(rig, lambda: rig.acknowledge(moving), "ignored", "stale")
 
 
-@pytest.mark.parametrize("epoch", [PRODUCER - 1, PRODUCER + 1])
+@pytest.mark.parametrize(
+    ("epoch", "outcome", "verdict"), [(PRODUCER - 1, "ignored", "stale"), (PRODUCER + 1, "refused", "future")]
+)
 def test_f2_the_word_of_another_producer_process_closes_nothing(
-    rig: CoreRig, key: RequestKey, moving: Operation, epoch: int
+    rig: CoreRig, key: RequestKey, moving: Operation, epoch: int, outcome: str, verdict: str
 ) -> None:
     rig.all_done(moving)
-    turn = rig.send(Acknowledged(operation=moving, process_epoch=epoch))
-    assert turn.outcome != "accepted"
+    recorded(rig, lambda: rig.send(Acknowledged(operation=moving, process_epoch=epoch)), outcome, verdict)
     assert rig.request(key).upload.phase == "COMMITTED"
     assert rig.acknowledge(moving).outcome == "accepted"
+
+
+@pytest.mark.parametrize("changed", [{"operation_id": 2}, {"request": RequestKey("a", 2)}])
+def test_f2_a_producers_word_on_what_was_not_given_out_is_an_error(
+    rig: CoreRig, moving: Operation, changed: dict[str, object]
+) -> None:
+    rig.all_done(moving)
+    recorded(rig, lambda: rig.acknowledge(replace(moving, **changed)), "refused", "future")
 
 
 def test_f1_the_producers_word_before_the_commit_closes_nothing(

@@ -157,6 +157,15 @@ def test_b6_steps_end_in_any_order_and_the_last_reader_of_a_generation_counts(ri
     assert rig.free() == 15
 
 
+def test_b6_a_reader_of_a_newer_generation_does_not_hold_an_older_one(rig: CoreRig, key: RequestKey) -> None:
+    old = rig.begin_step(key)
+    rig.upload(key, {0: [0, 2, 5, 7], 1: [0, 2, 5]})
+    rig.begin_step(key)
+    assert [view.generation for view in rig.request(key).views] == [1, 2]
+    rig.end_step(old)
+    assert [view.generation for view in rig.request(key).views] == [2]
+
+
 def test_b6_a_step_begun_between_the_apply_and_the_commit_reads_the_old_view(rig: CoreRig, key: RequestKey) -> None:
     """It is handed the generation that is about to be replaced, so that one waits for it."""
     operation = rig.started(rig.start_retain(key, rig.keep(key, {0: [0], 1: [0]})))
@@ -304,7 +313,10 @@ def test_f3_a_repeated_retain_is_not_applied_twice(rig: CoreRig, key: RequestKey
     first = rig.start_retain(key, keep, idempotency_key="r")
     again = rig.start_retain(key, keep, idempotency_key="r")
     assert (again.outcome, again.operation) == ("repeated", first.operation)
-    assert rig.start_retain(key, keep, idempotency_key="r", revision=7).outcome == "refused"
+    used = "idempotency key 'r' was used for something else"
+    assert reason(rig.start_retain(key, keep, idempotency_key="r", revision=7)) == used
+    assert reason(rig.start_retain(key, rows({0: [0], 1: [0]}), idempotency_key="r")) == used, "other slots"
+    assert reason(rig.start_retain(key, keep, idempotency_key="r", pack=True)) == used
     rig.all_done(rig.started(first))
     assert rig.start_retain(key, keep, idempotency_key="r").outcome == "repeated"
 

@@ -273,6 +273,52 @@ def test_g4_preemption_declares_open_blocks_lost_and_holds_dirty_ones_until_they
     rig.lawful()
 
 
+def test_g4_preemption_stores_what_was_sealed_and_is_in_no_store_yet(make_rig: MakeRig) -> None:
+    """Sealed while the CPU pool was full; another request has given its blocks back since."""
+    rig = make_rig(cpu=(8, 8))
+    other, key = rig.open("b", blocks=4), rig.open(blocks=4)
+    room(rig, key, 5)
+    assert seal(rig, key, 20).operation is None
+    rig.send(Finish(request=other))
+    mark = len(rig.events)
+    rig.send(Preempt(request=key))
+    assert rig.since(mark) == ["RequestPreempted", "StoreStarted"]
+    assert rig.free() == 15, "held until it is stored"
+    store = rig.request(key).store.open
+    assert store is not None
+    rig.all_done(store.operation)
+    assert rig.request(key).source_of(4) >= 0
+    assert rig.free() == 16
+    rig.lawful()
+
+
+def test_g4_preemption_declares_lost_what_cannot_be_stored(make_rig: MakeRig) -> None:
+    """Nothing is silently gone, and nothing is held for ever."""
+    rig = make_rig(cpu=(8, 8))
+    key = rig.open()
+    room(rig, key, 9)
+    seal(rig, key, 36)
+    rig.send(Preempt(request=key))
+    assert (rig.last(e.BlockLost).logical, rig.last(e.BlockLost).reason) == (8, "preempted and not stored")
+    assert rig.request(key).tail == ()
+    assert rig.free() == 16
+    rig.lawful()
+
+
+def test_g4_a_store_that_fails_under_preemption_leaves_its_blocks_lost(rig: CoreRig, key: RequestKey) -> None:
+    room(rig, key, 10)
+    operation = rig.started(seal(rig, key, 36))
+    seal(rig, key, 40)  # block 9 waits for the next store
+    rig.send(Preempt(request=key))
+    assert phases(rig, key) == {8: "dirty", 9: "dirty"}
+    rig.done(operation, 0, "failed")
+    assert [event.logical for event in rig.events if isinstance(event, e.BlockLost)] == [8, 9]
+    assert rig.free() == 15, "rank 1 may still read block 8"
+    rig.done(operation, 1, "cancelled")
+    assert rig.free() == 16
+    rig.lawful()
+
+
 def test_b6_preemption_under_an_open_step_keeps_what_the_step_reads(rig: CoreRig, key: RequestKey) -> None:
     room(rig, key, 9)
     step = rig.begin_step(key)

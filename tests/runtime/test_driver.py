@@ -16,7 +16,6 @@ from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import POOL, RequestKey, int32_bytes, int32_view
 from kvsweep.ledger.memory import MemoryLog
 from kvsweep.ledger.messages import (
-    Abort,
     Acknowledged,
     Done,
     Preempt,
@@ -25,7 +24,6 @@ from kvsweep.ledger.messages import (
     Release,
     Retain,
     Select,
-    Transfer,
     Turn,
 )
 from kvsweep.ledger.ownership import NOTHING_OWNED

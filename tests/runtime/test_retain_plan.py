@@ -107,6 +107,11 @@ def test_b3_a_slot_moves_to_an_owned_block_that_is_vacant_in_all_its_layers_befo
     found = plan_retain(kept, rows({0: [0], 1: [0], 2: []}), ownership, A, layout, layer_tables=False)
     assert found.moved_to.as_lists() == {0: [3], 1: [3], 2: []}
     assert found.new_blocks == (0,)
+    # Block 3 serves one slot; the next one gets a new block.
+    kept = table_of({0: [4, 6], 1: [5, 7]})
+    ownership = owning({0: [4, 5, 6, 7], 1: [4, 5, 6, 7], 2: [3]}, layout=layout)
+    found = plan_retain(kept, rows({0: [0, 2], 1: [1, 3], 2: []}), ownership, A, layout, layer_tables=False)
+    assert found.moved_to.as_lists() == {0: [3, -1], 1: [3, -1], 2: []}
 
 
 def test_b3_a_move_never_writes_an_area_that_a_draining_view_holds() -> None:

@@ -12,7 +12,7 @@ from kvsweep.ledger import events as e
 from kvsweep.ledger.ids import Int32, RequestKey, Rows
 from kvsweep.ledger.messages import Abort, Turn
 
-LAYERS, WHOLE, BUDGET, MOST_NEW = 4, 32, 8, 3
+LAYERS, WHOLE, BUDGET, MOST_NEW = 3, 32, 8, 3
 
 
 class Churn:

@@ -5,8 +5,8 @@ import pytest
 from tests.runtime.rig import CoreRig, Ids, make_layout, rows, selection
 
 from kvsweep.ledger.errors import Refused
-from kvsweep.ledger.ids import RequestKey
-from kvsweep.ledger.messages import BlockSelection
+from kvsweep.ledger.ids import RequestKey, int32_bytes
+from kvsweep.ledger.messages import BlockSelection, RegisterSources
 from kvsweep.runtime.upload_plan import (
     BlockDiffPlan,
     adoptable,
@@ -161,6 +161,15 @@ def test_a1_a4_sources_are_the_requests_own_cpu_blocks_row_for_row(rig: CoreRig)
     assert found.as_lists() == {0: [7, 0], 1: [4]}, "block b lies in CPU block 7 − b here"
     assert sources_of(request, rows({0: [8], 1: []})) is None
     assert sources_of(request, rows({0: [], 1: []})) is not None
+
+
+def test_d1_e5_a_gap_in_what_the_cpu_holds_is_neither_a_source_nor_padding(rig: CoreRig) -> None:
+    key = rig.open(blocks=0)
+    rig.send(RegisterSources(request=key, logical=int32_bytes([0, 2]), source=int32_bytes([5, 6])))
+    request = rig.request(key)
+    assert sources_of(request, rows({0: [1], 1: []})) is None
+    found = plan(rig, key, {0: [0], 1: []}, tail={0: [], 1: [1, 2]}, whole=3, shared_table=True)
+    assert found.pad.as_lists() == {0: [], 1: [2]}
 
 
 def test_g1_keep_slots_are_in_resident_order(rig: CoreRig) -> None:

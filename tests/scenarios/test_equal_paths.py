@@ -268,8 +268,8 @@ def test_a4_resident_blocks_and_draft_logits_equal_plain_rows_of_the_same_positi
 
 @pytest.fixture(scope="module")
 def real(smollm2: Bundle) -> Case:
-    prompt = smollm2.tokenizer.encode(load_text().body)[:384]
-    return Case(smollm2.model, prompt, block_size=16, rounds=2, steps=3)
+    prompt = smollm2.tokenizer.encode(load_text().body)[:192]
+    return Case(smollm2.model, prompt, block_size=8, rounds=2, steps=2)
 
 
 @pytest.fixture(scope="module")
