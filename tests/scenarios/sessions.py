@@ -4,6 +4,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio
+import anyio.lowlevel
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -14,12 +16,13 @@ from kvsweep.ledger.messages import BlockSelection, OpenTail
 from kvsweep.ledger.state import RequestState
 from kvsweep.runtime.driver import Driver
 from kvsweep.runtime.settings import Settings
+from kvsweep.scenarios.engine.fleet import YIELDS_PER_STEP
 from kvsweep.scenarios.engine.loop import Scorer, Session
 from kvsweep.scenarios.engine.model import Model
 from kvsweep.scenarios.engine.paged import DraftKv, StepReads
 from kvsweep.scenarios.engine.sampling import Sampler
 from kvsweep.scenarios.engine.text import load_text
-from kvsweep.scenarios.stack import coordinator_of, layout_of, world_of
+from kvsweep.scenarios.stack import Stack, layout_of, world_of
 
 SEED = 20260916
 UInt8 = npt.NDArray[np.uint8]
@@ -55,9 +58,10 @@ async def opened(
     """
     layout = layout_of(model.config, model_hash="test", block_size=block_size)
     driver = Driver.open(settings, world_of(layout, tokens=len(prompt) + room, settings=settings))
-    async with coordinator_of(driver) as kv:
+    async with Stack(driver) as stack:
+        kv = stack.kv
         session = Session(
-            kv,
+            stack,
             model,
             Sampler(temperature=temperature, seed=SEED, request_id="test/0"),
             request_id="test/0",
@@ -76,6 +80,33 @@ async def opened(
     assert driver.pools.cpu.free == (run.cpu_full_blocks, run.cpu_total_blocks - run.cpu_full_blocks)
 
 
+async def generate(session: Session, tokens: int, *, rounds: int | None, on_step: Callable[[int], None]) -> None:
+    """Steps until `tokens` are emitted or `rounds` are done, one round at a time beside them; then the round's end."""
+    async with anyio.create_task_group() as beside:
+        running: list[anyio.Event] = []
+
+        async def one_round(done: anyio.Event) -> None:
+            try:
+                await session.round()
+            finally:
+                done.set()
+
+        while len(session.emitted) < tokens and (rounds is None or session.progress.rounds < rounds):
+            if session.due:
+                for event in running:
+                    await event.wait()
+                session.began_round()
+                running = [anyio.Event()]
+                beside.start_soon(one_round, running[0])
+            before = len(session.emitted)
+            session.step()
+            session.measure()
+            on_step(len(session.emitted) - before)
+            for _ in range(YIELDS_PER_STEP):
+                await anyio.lowlevel.checkpoint()
+    del session.tokens[session.prompt_tokens + tokens :]
+
+
 def request_of(session: Session) -> RequestState:
     found = session.kv.driver.state.request(session.key)
     assert found is not None
@@ -85,17 +116,13 @@ def request_of(session: Session) -> RequestState:
 def reads_of(session: Session) -> tuple[int, StepReads]:
     """An open step and what it was handed."""
     number, handed = session.kv.begin_step([session.key])
-    kv, layout = session.kv, session.layout
-    reads = StepReads(
-        kv.driver.state, session.key, handed[session.key], kv.workers[0], kv.devices[0].memory, layout.block_size
-    )
-    return number, reads
+    return number, StepReads(session.kv.driver.state, session.key, handed[session.key], session.stack.nodes)
 
 
 def area(session: Session, layer: int, physical: int) -> UInt8:
     """uint8[2 (K, V), kv_heads, block_size, bytes of a head]: what the device holds there now, natural order."""
     one = session.layout.layers[layer]
-    raw: UInt8 = session.kv.devices[0].read(layer, np.asarray([physical], dtype=np.int32))[0]
+    raw: UInt8 = session.stack.nodes[0].device.read(layer, np.asarray([physical], dtype=np.int32))[0]
     return raw.reshape((2, one.kv_heads, session.layout.block_size, -1))
 
 
@@ -105,7 +132,7 @@ def device_bytes(session: Session) -> dict[tuple[int, int], UInt8]:
     size, confirmed = session.layout.block_size, len(session.tokens) - 1
     found = {}
     for layer in range(len(session.layout.layers)):
-        for logical, physical in sorted({**reads.tail_of(layer), **reads.resident.get(layer, {})}.items()):
+        for logical, physical in sorted({**reads.tail_of(layer), **reads.resident[0].get(layer, {})}.items()):
             valid = min(size, confirmed - logical * size)
             if valid > 0:
                 found[layer, logical] = area(session, layer, physical)[:, :, :valid]
@@ -119,7 +146,7 @@ def cpu_bytes(session: Session, layer: int, logical: int) -> UInt8 | None:
     if source < 0:
         return None
     one = session.layout.layers[layer]
-    raw: UInt8 = session.kv.producer.read(layer, np.asarray([source], dtype=np.int32))[0]
+    raw: UInt8 = session.stack.producer.read(layer, np.asarray([source], dtype=np.int32))[0]
     return raw.reshape((2, one.kv_heads, session.layout.block_size, -1))
 
 

@@ -87,7 +87,7 @@ async def _run(case: Case, recorded: list[BlockSelection] | None, tables: dict[s
     async with opened(
         case.model, case.prompt, settings(**tables), block_size=case.block_size, selector=select
     ) as session:
-        session.prefill()
+        session.feed()
         await session.kv.settled()
         for _ in range(case.rounds):
             await session.round()
@@ -111,8 +111,8 @@ async def _run(case: Case, recorded: list[BlockSelection] | None, tables: dict[s
         result.metrics = {
             name: getattr(metrics, name) for name in ("cpu_gather_bytes", "h2d_bytes", "resident_moved_bytes")
         }
-        assert session.kv.devices[0].memory.traffic.moved_bytes == metrics.resident_moved_bytes
-        assert session.kv.producer.cpu_gather_bytes == metrics.cpu_gather_bytes
+        assert session.stack.nodes[0].memory.traffic.moved_bytes == metrics.resident_moved_bytes
+        assert session.stack.producer.cpu_gather_bytes == metrics.cpu_gather_bytes
     return result
 
 

@@ -9,6 +9,7 @@ from tests.scenarios.sessions import (
     SEED,
     cpu_bytes,
     device_bytes,
+    generate,
     mirrored,
     opened,
     request_of,
@@ -52,9 +53,9 @@ def slow_copies() -> Settings:
 async def test_rounds_beside_steps_change_no_token(model: Model, temperature: float) -> None:
     prompt = text_tokens(PROMPT)
     async with opened(model, prompt, slow_copies(), block_size=BLOCK, every=8, temperature=temperature) as session:
-        session.prefill()
+        session.feed()
         emitted: list[int] = []
-        await session.generate(40, rounds=None, on_step=emitted.append)
+        await generate(session, 40, rounds=None, on_step=emitted.append)
         assert len(session.emitted) == 40 <= 1 + sum(emitted)
         assert session.progress.rounds >= 4
         tokens = session.emitted
@@ -65,21 +66,21 @@ async def test_rounds_beside_steps_change_no_token(model: Model, temperature: fl
 async def test_steps_are_handed_committed_generations_while_a_round_runs(model: Model) -> None:
     """A draft never waits for a copy: some steps end while an upload or a store is under way."""
     async with opened(model, text_tokens(PROMPT), slow_copies(), block_size=BLOCK, every=8) as session:
-        session.prefill()
+        session.feed()
         lanes: set[tuple[str, str]] = set()
 
         def stepped(_: int) -> None:
             request = request_of(session)
             lanes.add((request.upload.phase, request.store.phase))
 
-        await session.generate(64, rounds=None, on_step=stepped)
+        await generate(session, 64, rounds=None, on_step=stepped)
         assert {("IDLE", "IDLE"), ("MOVING", "IDLE"), ("IDLE", "MOVING")} <= lanes
 
 
 async def test_generate_stops_after_so_many_rounds(model: Model) -> None:
     async with opened(model, text_tokens(PROMPT), settings(), block_size=BLOCK, every=4) as session:
-        session.prefill()
-        await session.generate(200, rounds=3, on_step=lambda emitted: None)
+        session.feed()
+        await generate(session, 200, rounds=3, on_step=lambda emitted: None)
         assert session.progress.rounds == 3
         assert len(session.emitted) < 40
 
@@ -141,7 +142,7 @@ async def test_g4_rows_below_the_confirmed_position_are_the_full_models(model: M
     answers = plain_tokens(model, prompt, 48, Sampler(temperature=0.0, seed=SEED, request_id="test/0"), silent)
     async with opened(model, prompt, settings(), block_size=BLOCK) as session:
         session.sampler = Dictated(answers, [])
-        session.prefill()
+        session.feed()
         await session.round()
         for count in accepted:
             session.sampler.accepted = [count]
@@ -155,12 +156,12 @@ def test_the_row_check_sees_one_wrong_row(model: Model, anyio_backend: str) -> N
 
     async def spoil() -> None:
         async with opened(model, text_tokens(PROMPT), settings(), block_size=BLOCK) as session:
-            session.prefill()
+            session.feed()
             session.step()
             expect_confirmed_rows(session)
             logical, offset = divmod(len(session.tokens) - 2, BLOCK)
             (block,) = (block for block in request_of(session).tail if block.logical == logical)
-            session.kv.devices[0].typed(3)[block.physical[0], 1, 0, offset, 5] += 2e-4
+            session.stack.nodes[0].device.typed(3)[block.physical[0], 1, 0, offset, 5] += 2e-4
             with pytest.raises(AssertionError, match="Not equal to tolerance"):
                 expect_confirmed_rows(session)
 
@@ -170,8 +171,8 @@ def test_the_row_check_sees_one_wrong_row(model: Model, anyio_backend: str) -> N
 async def test_d7_g4_a_window_leaves_the_sliding_group_only(model: Model) -> None:
     """D7, G4: blocks that no query can see leave the sliding layers' tail; they are selected and cleared nowhere."""
     async with opened(model, text_tokens(PROMPT), settings(), block_size=BLOCK, every=8) as session:
-        session.prefill()
-        await session.generate(80, rounds=None, on_step=lambda emitted: None)
+        session.feed()
+        await generate(session, 80, rounds=None, on_step=lambda emitted: None)
         await session.kv.settled()
         window = session.layout.window_tokens(1)
         confirmed = len(session.tokens) - 1
@@ -185,7 +186,7 @@ async def test_d7_g4_a_window_leaves_the_sliding_group_only(model: Model) -> Non
 async def test_a_pack_that_an_open_step_leaves_no_room_for_is_tried_again(model: Model) -> None:
     """Fenced tail blocks are no vacant areas; the view stays as it is, and the next round packs it."""
     async with opened(model, text_tokens(PROMPT), settings(), block_size=BLOCK) as session:
-        session.prefill()
+        session.feed()
         await session.kv.settled()
         number, _ = session.kv.begin_step([session.key])
         await session.round()
@@ -206,7 +207,7 @@ async def test_e2_e7_a_selection_has_sink_recent_and_the_best_of_the_mirrored_bl
 ) -> None:
     """E2, E7: whole mirrored blocks only; sink and recent are in and count in the budget."""
     async with opened(model, text_tokens(PROMPT), settings(), block_size=BLOCK, scorer=scorer) as session:
-        session.prefill()
+        session.feed()
         await session.kv.settled()
         whole = PROMPT // BLOCK
         assert session.mirrored_blocks() == mirrored(session) == whole
@@ -232,7 +233,7 @@ async def test_incumbents_keep_their_place_with_hysteresis(model: Model) -> None
         async with opened(
             model, text_tokens(PROMPT), settings(selection=selection), block_size=BLOCK, selector=select
         ) as session:
-            session.prefill()
+            session.feed()
             for _ in range(3):
                 await session.round()
                 for _ in range(6):
@@ -262,7 +263,7 @@ async def test_f1_a_selection_of_what_is_resident_moves_nothing_and_publishes(mo
         )
 
     async with opened(model, text_tokens(PROMPT), settings(), block_size=BLOCK, selector=again) as session:
-        session.prefill()
+        session.feed()
         await session.round()
         before, uploaded = request_of(session), session.kv.driver.metrics.h2d_bytes
         await session.round()
@@ -270,7 +271,7 @@ async def test_f1_a_selection_of_what_is_resident_moves_nothing_and_publishes(mo
         assert session.kv.driver.metrics.h2d_bytes == uploaded
         assert (after.map_revision, after.current) == (before.map_revision, before.current)
         assert after.selection_revision == before.selection_revision + 1
-        keep = session.kv.producer.keep_map(session.key)
+        keep = session.stack.producer.keep_map(session.key)
         assert keep is not None
         assert keep.size == made[0].logical_blocks_by_layer.size
 
@@ -283,7 +284,7 @@ async def test_bf16_blocks_reach_the_cpu_bit_for_bit(anyio_backend: str) -> None
     """C2: bf16 included: the mirror holds the bits that the device holds."""
     model = synthetic_model(SEED, synthetic_config("bf16"))
     async with opened(model, text_tokens(PROMPT), settings(), block_size=BLOCK) as session:
-        session.prefill()
+        session.feed()
         before = device_bytes(session)
         await session.kv.settled()
         for (layer, logical), held in before.items():

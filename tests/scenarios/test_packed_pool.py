@@ -12,7 +12,7 @@ from kvsweep.runtime.driver import Driver
 from kvsweep.runtime.settings import Settings
 from kvsweep.runtime.upload_plan import adoptable, keep_slots
 from kvsweep.scenarios.engine.synthetic import synthetic_config
-from kvsweep.scenarios.stack import coordinator_of, layout_of, world_of
+from kvsweep.scenarios.stack import Stack, layout_of, world_of
 
 SEED, BLOCK, WHOLE = 20260916, 32, 6
 # Layer by layer another list; the second names blocks that the first dropped, so they come from the CPU.
@@ -51,10 +51,11 @@ async def _store_and_upload(packing: Packing, source: str) -> None:
     rng = np.random.Generator(np.random.PCG64(SEED))
     shape = (len(layout.layers), WHOLE, 2, 2, BLOCK, 32)  # layer, block, K and V, head, position, element
     written: npt.NDArray[np.uint16] = rng.integers(0, 2**16, shape, dtype=np.uint16)
-    async with coordinator_of(driver) as kv:
+    async with Stack(driver) as stack:
+        kv = stack.kv
         key = kv.open_request("packed")
         kv.handle(OpenTail(request=key, until=WHOLE))
-        device, request = kv.devices[0], driver.state.request(key)
+        device, request = stack.nodes[0].device, driver.state.request(key)
         assert request is not None
         for block in request.tail:
             for layer in layout.layers:

@@ -31,7 +31,7 @@ def anyio_backend() -> str:
 
 async def test_a_step_reads_the_generation_that_it_was_handed(model: Model) -> None:
     async with opened(model, text_tokens(PROMPT), settings(), block_size=BLOCK) as session:
-        session.prefill()
+        session.feed()
         number, before = reads_of(session)
         session.kv.end_step(number)
         assert all(not blocks for blocks in before.resident.values())
@@ -48,7 +48,7 @@ async def test_a_step_reads_the_generation_that_it_was_handed(model: Model) -> N
 async def test_g1_a_step_still_reads_its_generation_after_the_next_was_committed(model: Model) -> None:
     """G1: the view that it was handed, by the rank's own table; not the one that is current by now."""
     async with opened(model, text_tokens(PROMPT), settings(), block_size=BLOCK) as session:
-        session.prefill()
+        session.feed()
         await session.round()
         kv, size = session.kv, session.layout.block_size
         number, handed = kv.begin_step([session.key])
@@ -73,7 +73,7 @@ async def test_b6_an_open_step_keeps_its_blocks_until_it_ends(model: Model) -> N
     """B6, G1: blocks that left the tail keep their bytes while a step may read them, and are poisoned after it."""
     never = settings(retain={"pack": "never"})
     async with opened(model, text_tokens(PROMPT), never, block_size=BLOCK) as session:
-        session.prefill()
+        session.feed()
         await session.kv.settled()
         number, reads = reads_of(session)
         dropped = {logical: physical for logical, physical in reads.tail_of(0).items() if logical < PROMPT // BLOCK}
@@ -91,7 +91,7 @@ async def test_b6_an_open_step_keeps_its_blocks_until_it_ends(model: Model) -> N
 async def test_a_draft_sees_no_block_past_the_position_it_feeds(model: Model) -> None:
     """Room for the whole draft is opened ahead; blocks that lie ahead hold poison and are not read."""
     async with opened(model, text_tokens(PROMPT), settings(), block_size=BLOCK) as session:
-        session.prefill()
+        session.feed()
         session.kv.handle(OpenTail(request=session.key, until=PROMPT // BLOCK + 3))
         number, reads = reads_of(session)
         logits = model.forward(torch.tensor([65]), torch.tensor([PROMPT]), DraftKv(model.config, reads))
@@ -101,7 +101,7 @@ async def test_a_draft_sees_no_block_past_the_position_it_feeds(model: Model) ->
 
 async def test_rows_go_to_the_blocks_that_cover_their_positions(model: Model) -> None:
     async with opened(model, text_tokens(PROMPT), settings(), block_size=BLOCK) as session:
-        session.prefill()
+        session.feed()
         session.kv.handle(OpenTail(request=session.key, until=PROMPT // BLOCK + 3))
         number, reads = reads_of(session)
         rng = np.random.Generator(np.random.PCG64(SEED))
@@ -117,7 +117,7 @@ async def test_rows_go_to_the_blocks_that_cover_their_positions(model: Model) ->
 
 async def test_a_row_without_a_tail_block_is_refused(model: Model) -> None:
     async with opened(model, text_tokens(PROMPT), settings(), block_size=BLOCK) as session:
-        session.prefill()
+        session.feed()
         number, reads = reads_of(session)
         rows = torch.zeros((2, 1, 32))
         with pytest.raises(KeyError):
@@ -128,10 +128,10 @@ async def test_a_row_without_a_tail_block_is_refused(model: Model) -> None:
 async def test_the_target_reads_mirrored_blocks_from_the_cpu(model: Model) -> None:
     """Spoil one CPU row: the full pass feels it, so it was read there; the draft, which has a view, does not."""
     async with opened(model, text_tokens(PROMPT), settings(), block_size=BLOCK) as session:
-        session.prefill()
+        session.feed()
         await session.round()
         await session.kv.settled()
-        memory, queries = session.kv.producer.memory, QueryWindow(session.layout.active_layers, 4)
+        memory, queries = session.stack.producer.memory, QueryWindow(session.layout.active_layers, 4)
         at, token = torch.tensor([len(session.tokens) - 1]), torch.tensor([session.tokens[-1]])
         logits = []
         for _ in range(2):

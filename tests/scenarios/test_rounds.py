@@ -6,7 +6,14 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
-from tests.scenarios.sessions import SEED, opened, request_of, settings, text_tokens
+from tests.scenarios.sessions import (
+    SEED,
+    generate,
+    opened,
+    request_of,
+    settings,
+    text_tokens,
+)
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger import laws
@@ -100,7 +107,7 @@ async def many_rounds(rounds: int, every: int, factor: float) -> Occupancy:
         room=5 * (rounds + 4) * every + 64,
     ) as session:
         driver = session.kv.driver
-        session.prefill()
+        session.feed()
         await session.round()
         view = request_of(session).view
         assert view is not None
@@ -118,7 +125,7 @@ async def many_rounds(rounds: int, every: int, factor: float) -> Occupancy:
             if session.progress.rounds == SAMPLED and not early:
                 early.update(sizes(driver.state))
 
-        await session.generate(10**6, rounds=rounds, on_step=stepped)
+        await generate(session, 10**6, rounds=rounds, on_step=stepped)
         await session.kv.settled()
         assert session.progress.rounds >= rounds
         late = sizes(driver.state)
