@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from tests.runtime.rig import PRODUCER, RANKS, make_layout, make_settings
+from tests.runtime.rig import PRODUCER, RANKS, free_sources, make_layout, make_settings
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.ids import HOLE, Int32, RequestKey, Rows, Slot, int32_bytes, int32_view, no_rows
@@ -22,6 +22,7 @@ from kvsweep.ledger.messages import (
     Turn,
 )
 from kvsweep.ledger.state import RequestState, View
+from kvsweep.runtime.clock import Clock
 from kvsweep.runtime.driver import Driver, World
 from kvsweep.runtime.steps import HandedOut
 from kvsweep.runtime.upload_plan import keep_slots
@@ -45,6 +46,7 @@ class DeviceRig:
         cpu: tuple[int, int] = (128, 192),
         seed: int = SEED,
         staging_bytes: int = 4096,
+        deadlines: Clock | None = None,
         **settings: Any,
     ) -> None:
         self.layout = layout or make_layout()
@@ -55,17 +57,8 @@ class DeviceRig:
             for layer in self.layout.layers
         }
         self.producer = HostProducer(self.layout, full_blocks=cpu[0], total_blocks=cpu[1], process_epoch=PRODUCER)
-        self.devices = [
-            HostDevice(
-                self.layout,
-                device_blocks=(device_blocks,) * self.layout.groups,
-                cpu=self.producer.memory,
-                seed=seed + rank,
-                staging_bytes=staging_bytes,
-                clock=lambda: 0.0,
-            )
-            for rank in range(ranks)
-        ]
+        self._made = (device_blocks, seed, staging_bytes)
+        self.devices = [self._device(rank) for rank in range(ranks)]
         self.workers = [
             RankWorker(device, rank=rank, process_epoch=RANKS[rank][1]) for rank, device in enumerate(self.devices)
         ]
@@ -78,17 +71,31 @@ class DeviceRig:
             cpu_total_blocks=cpu[1],
         )
         self.events: list[e.Event] = []
-        self.driver = Driver.open(make_settings(**settings), world, clock=lambda: 0.0)
+        self.driver = Driver.open(make_settings(**settings), world, clock=lambda: 0.0, deadlines=deadlines)
         self.driver.watch(self.events.append)
+
+    def _device(self, rank: int) -> HostDevice:
+        device_blocks, seed, staging_bytes = self._made
+        return HostDevice(
+            self.layout,
+            device_blocks=(device_blocks,) * self.layout.groups,
+            cpu=self.producer.memory,
+            seed=seed + rank,
+            staging_bytes=staging_bytes,
+            clock=lambda: 0.0,
+        )
+
+    def restart(self, rank: int, process_epoch: int) -> None:
+        """A new process of this rank: empty memory, nothing remembered, nobody told yet."""
+        self.devices[rank] = self._device(rank)
+        self.workers[rank] = RankWorker(self.devices[rank], rank=rank, process_epoch=process_epoch)
 
     # ---- requests
 
     def open(self, name: str = "a", *, blocks: int | None = None) -> RequestKey:
         """A request whose first whole blocks lie in CPU blocks of the pool, in shuffled order."""
         key = self.driver.open_request(name)
-        given = self.driver.pools.cpu.full.reserve(self.whole if blocks is None else blocks)
-        assert given is not None
-        given = self.rng.permutation(given)
+        given = self.rng.permutation(free_sources(self.driver.pools, self.whole if blocks is None else blocks))
         for layer in self.full:
             self.producer.memory.areas(layer)[given] = self.full[layer][: given.size]
         self.driver.handle(
@@ -161,12 +168,16 @@ class DeviceRig:
 
     # ---- the world's turn
 
+    def poison_released(self, effect: Release) -> None:
+        """Whoever still reads a freed block reads NaN."""
+        for group, blocks in enumerate(effect.device):
+            for device in self.devices:
+                device.poison(group, int32_view(blocks))
+
     def perform(self, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Release):
-                for group, blocks in enumerate(effect.device):
-                    for device in self.devices:
-                        device.poison(group, int32_view(blocks))
+                self.poison_released(effect)
                 self.driver.release(effect)
         self.producer.perform(effects)
         for worker in self.workers:

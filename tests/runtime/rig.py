@@ -8,7 +8,7 @@ import msgspec
 from kvsweep.ledger import events as e
 from kvsweep.ledger import laws
 from kvsweep.ledger.event_base import Event
-from kvsweep.ledger.ids import POOL, Logical, Operation, RequestKey, Rows, Slot, int32_bytes, int32_view
+from kvsweep.ledger.ids import POOL, Int32, Logical, Operation, RequestKey, Rows, Slot, int32_bytes, int32_view
 from kvsweep.ledger.layout import LayerLayout, Layout
 from kvsweep.ledger.messages import (
     Acknowledged,
@@ -54,6 +54,14 @@ def make_settings(**tables: Any) -> Settings:
 
 def rows(ids: Ids) -> Rows[Any]:
     return Rows.of({layer: list(row) for layer, row in ids.items()})
+
+
+def free_sources(pools: Pools, count: int) -> Int32:
+    """int32[count]: the lowest CPU blocks that nobody holds; a registration claims them."""
+    ids = pools.cpu.full.reserve(count)
+    assert ids is not None
+    pools.cpu.full.release(ids)
+    return ids
 
 
 def frozen(state: State) -> bytes:
@@ -183,16 +191,17 @@ class CoreRig:
 
     # ---- steps that many tests take
 
+    def register(self, key: RequestKey, logical: Sequence[int], source: Sequence[int] | Int32) -> Turn:
+        return self.send(RegisterSources(request=key, logical=int32_bytes(logical), source=int32_bytes(source)))
+
     def open(self, name: str = "a", *, blocks: int = 8) -> RequestKey:
-        """A request whose first whole blocks the CPU holds, in CPU blocks that the pool gave."""
+        """A request whose first whole blocks the CPU holds, in CPU blocks that were free."""
         key: RequestKey = self.send(OpenRequest(request_id=name)).events[0].request
         if blocks:
-            given = self.pools.cpu.full.reserve(blocks)
-            assert given is not None
-            reversed_ids = given[::-1]  # no CPU block has the number of its logical block by accident
-            self.send(
-                RegisterSources(request=key, logical=int32_bytes(range(blocks)), source=int32_bytes(reversed_ids))
-            )
+            reversed_ids = free_sources(self.pools, blocks)[
+                ::-1
+            ]  # none has the number of its logical block by accident
+            self.register(key, range(blocks), reversed_ids)
         return key
 
     def select(

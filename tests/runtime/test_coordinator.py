@@ -3,7 +3,7 @@
 import anyio
 import anyio.lowlevel
 import pytest
-from tests.runtime.shell import FAST, FIRST, SECOND, Shell, fail_fast, soon
+from tests.runtime.shell import FIRST, SECOND, Shell, fail_fast, fast, soon
 
 from kvsweep.ledger.errors import Aborted, PoolExhausted, Refused
 from kvsweep.ledger.messages import OpenTail, Preempt, SealTail
@@ -13,7 +13,7 @@ from kvsweep.transports.blocks import POISON
 
 async def test_f1_upload_and_retain_wait_for_the_commit_of_every_rank_and_give_the_residency() -> None:
     shell = Shell(ranks=2)
-    async with shell.kv:
+    async with shell:
         key = shell.rig.open()
         result = await shell.kv.upload(shell.selection(key, FIRST), idempotency_key="s1")
         assert result.residency.logical_by_slot_by_layer.as_lists() == FIRST
@@ -31,7 +31,7 @@ async def test_f1_upload_and_retain_wait_for_the_commit_of_every_rank_and_give_t
 async def test_b7_a_retain_reports_its_own_moved_bytes_and_released_blocks() -> None:
     """Two independent figures of this operation: here nothing moves and one block goes back."""
     shell = Shell()
-    async with shell.kv:
+    async with shell:
         key = shell.rig.open()
         await shell.upload(key, FIRST)
         kept = await shell.retain(key, {0: [0, 2], 1: [1, 2]})
@@ -44,7 +44,7 @@ async def test_b7_a_retain_reports_its_own_moved_bytes_and_released_blocks() -> 
 
 async def test_f1_a_zero_byte_upload_publishes_a_keep_map_and_keeps_the_residency() -> None:
     shell = Shell()
-    async with shell.kv:
+    async with shell:
         key = shell.rig.open()
         await shell.upload(key, FIRST)
         result = await shell.kv.upload(shell.selection(key, {0: [0, 5], 1: [7]}), idempotency_key="s2")
@@ -59,7 +59,7 @@ async def test_g3_leaving_an_upload_aborts_it_at_once_and_its_destinations_settl
     shell = Shell(ranks=2)
     rig = shell.rig
     with fail_fast():
-        async with shell.kv:
+        async with shell:
             key = rig.open()
             await shell.upload(key, FIRST)
             old, free = rig.request(key).view, rig.driver.pools.device.free
@@ -84,10 +84,10 @@ async def test_g3_leaving_an_upload_aborts_it_at_once_and_its_destinations_settl
 
 
 async def test_g3_the_deadline_aborts_and_reports_and_frees_nothing() -> None:
-    shell = Shell(ranks=2, **FAST)
+    shell = Shell(ranks=2, **fast())
     rig = shell.rig
     with fail_fast():
-        async with shell.kv:
+        async with shell:
             key = rig.open()
             free = rig.driver.pools.device.free
             number = shell.hold_next(0)
@@ -104,7 +104,7 @@ async def test_g3_the_deadline_aborts_and_reports_and_frees_nothing() -> None:
 async def test_f2_a_rank_that_fails_ends_the_upload_as_aborted() -> None:
     shell = Shell(ranks=2)
     with fail_fast():
-        async with shell.kv:
+        async with shell:
             key = shell.rig.open()
             shell.rig.devices[1].faults.fail.add(shell.next_operation())
             with pytest.raises(Aborted, match="rank 1 failed"):
@@ -117,7 +117,7 @@ async def test_f2_a_rank_that_fails_ends_the_upload_as_aborted() -> None:
 async def test_g3_no_space_raises_and_keeps_the_old_residency_which_a_retain_then_makes_room_for() -> None:
     shell = Shell(device_blocks=3)
     with fail_fast():
-        async with shell.kv:
+        async with shell:
             key = shell.rig.open()
             await shell.upload(key, FIRST)
             old = shell.rig.request(key).view
@@ -133,7 +133,7 @@ async def test_g1_an_open_step_delays_the_retirement_and_the_end_of_the_retain()
     shell = Shell()
     rig = shell.rig
     with fail_fast():
-        async with shell.kv:
+        async with shell:
             key = rig.open()
             await shell.upload(key, FIRST)
             read = rig.view(key).logical
@@ -161,7 +161,7 @@ async def test_g1_the_end_of_a_step_wakes_whoever_waits_for_all_to_be_settled() 
     shell = Shell()
     rig = shell.rig
     with fail_fast():
-        async with shell.kv:
+        async with shell:
             key = rig.open()
             await shell.upload(key, FIRST)
             step, _ = shell.kv.begin_step([key])
@@ -177,7 +177,7 @@ async def test_g1_the_end_of_a_step_wakes_whoever_waits_for_all_to_be_settled() 
 async def test_g1_a_command_of_the_loop_wakes_whoever_waits_for_a_condition() -> None:
     shell = Shell()
     with fail_fast():
-        async with shell.kv:
+        async with shell:
             key = shell.rig.open()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(shell.kv.until, lambda: shell.rig.request(key).life == "PREEMPTED")
@@ -189,7 +189,7 @@ async def test_g3_finish_while_an_upload_is_in_flight_ends_it_as_aborted_and_the
     shell = Shell(ranks=2)
     rig = shell.rig
     with fail_fast():
-        async with shell.kv:
+        async with shell:
             key = rig.open()
             number = shell.hold_next(1)
             errors: list[Aborted] = []
@@ -218,7 +218,7 @@ async def test_g3_finish_while_an_upload_is_in_flight_ends_it_as_aborted_and_the
 async def test_f1_an_illegal_command_raises_and_changes_nothing_and_the_shell_goes_on() -> None:
     shell = Shell()
     with fail_fast():
-        async with shell.kv:
+        async with shell:
             key = shell.rig.open()
             chosen = shell.selection(key, FIRST)
             await shell.kv.upload(chosen, idempotency_key="s1")
@@ -232,7 +232,7 @@ async def test_g4_tail_blocks_are_stored_and_adopted_while_steps_run() -> None:
     shell = Shell()
     rig = shell.rig
     with fail_fast():
-        async with shell.kv:
+        async with shell:
             key = rig.open()
             await shell.upload(key, FIRST)
             shell.kv.handle(OpenTail(request=key, until=9))

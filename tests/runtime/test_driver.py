@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec.structs import replace
-from tests.runtime.rig import PRODUCER, RANKS, Ids, frozen, make_layout, make_settings, rows, selection
+from tests.runtime.rig import PRODUCER, RANKS, Ids, free_sources, frozen, make_layout, make_settings, rows, selection
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger import fold
@@ -57,8 +57,7 @@ def start(*, log: MemoryLog | None = None, clock: Any = None, **settings: Any) -
 
 def opened(driver: Driver, name: str = "a") -> RequestKey:
     key = driver.open_request(name)
-    given = driver.pools.cpu.full.reserve(8)
-    assert given is not None
+    given = free_sources(driver.pools, 8)
     driver.handle(RegisterSources(request=key, logical=int32_bytes(range(8)), source=int32_bytes(given)))
     return key
 
