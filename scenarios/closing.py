@@ -8,7 +8,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from kvsweep.scenarios.demo import DRAFT_TOKENS, DemoResult
+from kvsweep.scenarios.options import DRAFT_TOKENS
+from kvsweep.scenarios.result import DemoResult
 
 COSTS = {
     "cpu_gather_bytes": "copied on the CPU into copy destinations",

@@ -14,6 +14,7 @@ from kvsweep import cli
 from kvsweep.ledger.errors import LogError
 from kvsweep.ledger.sqlite import SqliteLog
 from kvsweep.scenarios import demo as demo_module
+from kvsweep.scenarios.options import DemoOptions
 
 SMALL = ("demo", "--synthetic", "--prompt-tokens", "96", "--tokens", "8", "--block-size", "8", "--every", "4")
 
@@ -27,9 +28,7 @@ def kvsweep_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
 def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A closed ledger of a small run."""
     path = tmp_path_factory.mktemp("ledger") / "demo.ledger"
-    options = demo_module.DemoOptions(
-        prompt_tokens=96, tokens=8, block_size=8, every=4, synthetic=True, text=None, seed=7
-    )
+    options = DemoOptions(prompt_tokens=96, tokens=8, block_size=8, every=4, synthetic=True, text=None, seed=7)
     demo_module.run_demo(options, ledger=f"sqlite:{path}", command=["kvsweep", "demo"])
     return path
 
@@ -56,9 +55,15 @@ BAD_OPTIONS = {
     ("--hysteresis", "0.5"): "hysteresis: expected a finite factor of at least 1, got 0.5",
     ("--temperature", "-1"): "temperature: expected 0 or a finite number above it, got -1.0",
     ("--temperature", "inf"): "temperature: expected 0 or a finite number above it, got inf",
-    ("--prompt-tokens", "0"): "prompt-tokens: expected 1 to 28691, the tokens of the text, got 0",
-    ("--prompt-tokens", "30000"): "prompt-tokens: expected 1 to 28691, the tokens of the text, got 30000",
+    ("--prompt-tokens", "0"): "prompt-tokens: expected 1 to 28691 (the text has 28691 tokens), got 0",
+    ("--prompt-tokens", "30000"): "prompt-tokens: expected 1 to 28691 (the text has 28691 tokens), got 30000",
     ("--tokens", "0"): "tokens: expected 1 to ",
+    ("--requests", "0"): "--requests",
+    ("--requests", "257"): "requests: expected 1 to 256, got 257",
+    ("--ranks", "0"): "--ranks",
+    ("--chaos", "-1"): "chaos: expected a seed of 0 or above, got -1",
+    ("--ack-fd", "-1"): "--ack-fd",
+    ("--writer", "process"): "--writer",
     ("--tokens", "65532"): "what the context of 65536 leaves, got 65532",
     ("--text", "no/such/file.txt"): "no/such/file.txt: expected a readable file, got No such file or directory",
 }
@@ -98,7 +103,7 @@ def test_a_prompt_longer_than_the_text_is_refused(kvsweep_command: Command, tmp_
     text.write_text("Twelve bytes", encoding="utf-8")
     answer = kvsweep_command("demo", "--synthetic", "--text", text, "--prompt-tokens", "13")
     assert answer.expect_sentence(cli.USAGE_FAULT).endswith(
-        "prompt-tokens: expected 1 to 12, the tokens of the text, got 13"
+        "prompt-tokens: expected 1 to 12 (the text has 12 tokens), got 13"
     )
 
 
@@ -212,6 +217,7 @@ def test_e7_a_budget_below_sink_and_recent_is_raised_to_them_and_recorded(
         (["demo", "--quick"], ["kvsweep", "demo", "--quick"]),
         (["demo", "--ledger", "a", "--seed", "1"], ["kvsweep", "demo", "--seed", "1"]),
         (["demo", "--ledger=a", "--json", "--quick"], ["kvsweep", "demo", "--quick"]),
+        (["demo", "--ack-fd", "7", "--ranks", "2"], ["kvsweep", "demo", "--ranks", "2"]),
     ],
 )
 def test_j1_where_the_output_goes_is_no_part_of_the_command(arguments: list[str], kept: list[str]) -> None:
@@ -232,5 +238,5 @@ def test_a_wrong_token_ends_with_exit_code_1(
     monkeypatch.setattr(demo_module, "plain_tokens", one_wrong)
     answer = kvsweep_command(*SMALL, "--json", "--ledger", tmp_path / "x")
     assert answer.code == cli.DATA_FAULT
-    assert answer.err == "kvsweep: token 5 differs from plain decoding\n"
-    assert (answer.json["lossless"], answer.json["first_difference"]) == (False, 5)
+    assert answer.err == "kvsweep: demo/0, token 5 differs from plain decoding\n"
+    assert (answer.json["lossless"], answer.json["first_difference"]) == (False, "demo/0, token 5")

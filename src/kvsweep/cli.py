@@ -115,10 +115,11 @@ def demo(
 ) -> None:
     """Decode with a real model while its KV cache is compacted, and compare with plain decoding."""
     try:
-        from kvsweep.scenarios import demo as run
         from kvsweep.scenarios.closing import closing_table
+        from kvsweep.scenarios.demo import run_demo
         from kvsweep.scenarios.engine.text import TextError
         from kvsweep.scenarios.engine.weights import MissingModel, ModelFileError
+        from kvsweep.scenarios.options import DemoOptions
     except ImportError as error:
         fail(f"the demo needs the package's extra 'demo' (in a checkout: pip install '.[demo]'): {error}", USAGE_FAULT)
     defaults = (1024, 96, 16) if quick else (2048, 256, 32)
@@ -126,7 +127,7 @@ def demo(
         given if given is not None else default
         for given, default in zip((prompt_tokens, tokens, block_size), defaults, strict=True)
     )
-    options = run.DemoOptions(
+    options = DemoOptions(
         prompt_tokens=prompt,
         tokens=emit,
         block_size=size,
@@ -160,7 +161,7 @@ def demo(
                 bar.update(task, description=what, completed=done, total=of)
 
             command = command_line(sys.argv[1:])
-            result = run.run_demo(options, ledger=f"sqlite:{path}", command=command, ack_fd=ack_fd, watch=watch)
+            result = run_demo(options, ledger=f"sqlite:{path}", command=command, ack_fd=ack_fd, watch=watch)
     except (UsageError, TextError) as error:
         fail(error, USAGE_FAULT)
     except (KvsweepError, MissingModel, ModelFileError, KernelArgumentError) as error:

@@ -15,7 +15,7 @@ from kvsweep.ledger.errors import SettingsError
 from kvsweep.ledger.replay import Ledger
 from kvsweep.ledger.store import open_log
 from kvsweep.scenarios.ack import AckPipe
-from kvsweep.scenarios.demo import DemoOptions, check_options
+from kvsweep.scenarios.options import DemoOptions, check_options
 
 SEED = 20261130
 SMALL = (

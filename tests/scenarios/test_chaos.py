@@ -8,8 +8,10 @@ import pytest
 from kvsweep.ledger import pool_events
 from kvsweep.ledger.events import AckIgnored, AckRefused, BlockLost, TransferSettled
 from kvsweep.ledger.replay import Ledger
-from kvsweep.scenarios.demo import DemoOptions, DemoResult, run_demo
+from kvsweep.scenarios.demo import run_demo
 from kvsweep.scenarios.engine.bundle import load_synthetic
+from kvsweep.scenarios.options import DemoOptions
+from kvsweep.scenarios.result import DemoResult
 
 SEEDS = range(20)
 BUNDLE = load_synthetic(20260916)

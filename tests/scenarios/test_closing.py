@@ -8,7 +8,9 @@ from rich.console import Console
 
 from kvsweep.runtime.metrics import Metrics
 from kvsweep.scenarios.closing import COSTS, closing_table
-from kvsweep.scenarios.demo import NOT_RUN, DemoOptions, DemoResult, run_demo
+from kvsweep.scenarios.demo import run_demo
+from kvsweep.scenarios.options import DemoOptions
+from kvsweep.scenarios.result import NOT_RUN, DemoResult
 
 
 @pytest.fixture(scope="module")
@@ -67,4 +69,5 @@ def test_the_run_names_its_digest_and_how_to_look_back(result: DemoResult) -> No
 
 def test_a_difference_from_plain_decoding_is_not_hidden(result: DemoResult) -> None:
     assert "token for token" in shown(result)
-    assert "differs from token 3 on" in shown(replace(result, lossless=False, first_difference=3))
+    found = replace(result, lossless=False, first_difference="demo/0, token 3")
+    assert "differs first in demo/0, token 3" in shown(found)

@@ -12,8 +12,10 @@ from tests.scenarios.command_line import Command, command_of
 
 from kvsweep.ledger.errors import SettingsError
 from kvsweep.ledger.replay import Ledger
-from kvsweep.scenarios.demo import DemoOptions, DemoResult, run_demo
+from kvsweep.scenarios.demo import run_demo
 from kvsweep.scenarios.engine.bundle import Bundle
+from kvsweep.scenarios.options import DemoOptions
+from kvsweep.scenarios.result import DemoResult
 
 COPIED = ("h2d_bytes", "unpack_bytes", "metadata_bytes", "table_updates")
 SYNTHETIC = DemoOptions(prompt_tokens=256, tokens=40, block_size=8, every=8, synthetic=True)
@@ -22,7 +24,7 @@ COMMAND_OPTIONS = "--synthetic --prompt-tokens 256 --tokens 24 --block-size 8 --
 
 # What others read out of --json.
 KEYS = {
-    "tokens": list,
+    "tokens": dict,
     "lossless": bool,
     "accepted_per_verify": float,
     "rounds": int,
@@ -34,6 +36,14 @@ KEYS = {
     "ledger": str,
     "digest": str,
     "model": dict,
+    "requests": int,
+    "ranks": int,
+    "shared_blocks": int,
+    "preemptions": int,
+    "refused": dict,
+    "storm": dict,
+    "held_at_end": dict,
+    "free_at_end": list,
 }
 METRICS = (
     "cpu_gather_bytes cpu_destination_blocks h2d_bytes unpack_bytes resident_moved_bytes packed_bytes table_updates "
@@ -51,7 +61,9 @@ def demo(path: Path, options: DemoOptions, bundle: Bundle | None = None, **chang
     options = replace(options, **changed)
     result = run_demo(options, ledger=f"sqlite:{path}", command=["kvsweep", "demo"], bundle=bundle)
     assert result.lossless
-    assert len(result.tokens) == options.tokens
+    assert [len(ids) for ids in result.tokens.values()] == [options.tokens] * options.requests
+    assert result.free_at_end == result.device_blocks
+    assert not any(result.held_at_end.values())
     assert {name: result.metrics[name] for name in result.counted} == result.counted
     assert result.metrics["packed_bytes"] <= result.metrics["resident_moved_bytes"]
     assert result.owned_blocks_max <= sum(result.device_blocks)
@@ -76,7 +88,7 @@ def test_output_equals_plain_decoding_token_for_token(
     """Greedy and sampled; the laws hold at the end and every block is back."""
     result = demo(tmp_path / "x", SYNTHETIC, **changed)
     assert result.rounds >= 4
-    assert result.verifies < len(result.tokens)
+    assert result.verifies < len(result.tokens["demo/0"])
     assert (result.tokens == named.tokens) == ("temperature" not in changed)
 
 
@@ -119,7 +131,8 @@ def test_json_has_the_keys_that_others_rely_on(kvsweep_command: Command, tmp_pat
     assert set(METRICS) <= found["metrics"].keys()
     assert found["remap"].keys() == {"shared", "layer", "move", "pack"}
     assert found["ledger"] == str(tmp_path / "x")
-    assert all(isinstance(token, int) for token in found["tokens"])
+    assert found["tokens"].keys() == {"demo/0"}
+    assert all(isinstance(token, int) for token in found["tokens"]["demo/0"])
     assert found["model"]["sha256"] is None
     assert {"native extension", "GPU transfer"} <= set(found["not_run"])
 

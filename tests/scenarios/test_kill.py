@@ -13,7 +13,8 @@ from kvsweep.ledger import laws
 from kvsweep.ledger.codec import encode
 from kvsweep.ledger.errors import LogError
 from kvsweep.ledger.replay import Ledger
-from kvsweep.scenarios.demo import DemoOptions, run_demo
+from kvsweep.scenarios.demo import run_demo
+from kvsweep.scenarios.options import DemoOptions
 
 SEED = 20260916
 DEMO = "from kvsweep.cli import main; main()"

@@ -49,7 +49,7 @@ async def _store_and_upload(packing: Packing, source: str) -> None:
     )
     driver = Driver.open(settings, world_of(layout, tokens=(WHOLE + 1) * BLOCK, settings=settings))
     rng = np.random.Generator(np.random.PCG64(SEED))
-    shape = (len(layout.layers), WHOLE, 2, 2, BLOCK, 32)  # layer, block, K and V, head, position, element
+    shape = (len(layout.layers), WHOLE, 2, 3, BLOCK, 32)  # layer, block, K and V, head, position, element
     written: npt.NDArray[np.uint16] = rng.integers(0, 2**16, shape, dtype=np.uint16)
     async with Stack(driver) as stack:
         kv = stack.kv
@@ -76,7 +76,7 @@ async def _store_and_upload(packing: Packing, source: str) -> None:
                 logical = now.logical_by_slot_by_layer.row(layer_number)
                 physical = now.physical_by_slot_by_layer.row(layer_number)
                 assert sorted(logical.tolist()) == rows[layer_number]
-                held = device.read(layer_number, physical).view(np.uint16).reshape(-1, 2, 2, BLOCK, 32)
+                held = device.read(layer_number, physical).view(np.uint16).reshape(-1, 2, 3, BLOCK, 32)
                 assert np.array_equal(held, written[layer_number, logical]), f"seed {SEED}, layer {layer_number}"
         assert driver.metrics.uploaded_areas == 7
         assert (driver.metrics.cpu_gather_bytes > 0) == (source == "copy")

@@ -34,14 +34,14 @@ async def test_a_step_reads_the_generation_that_it_was_handed(model: Model) -> N
         session.feed()
         number, before = reads_of(session)
         session.kv.end_step(number)
-        assert all(not blocks for blocks in before.resident.values())
+        assert all(not blocks for blocks in before.resident[0].values())
         await session.round()
         number, after = reads_of(session)
         view = request_of(session).view
         assert view is not None
         for layer in session.layout.active_layers:
             logical, physical = view.logical.row(layer).tolist(), view.physical.row(layer).tolist()
-            assert after.resident[layer] == dict(zip(logical, physical, strict=True))
+            assert after.resident[0][layer] == dict(zip(logical, physical, strict=True))
         session.kv.end_step(number)
 
 
@@ -50,7 +50,7 @@ async def test_g1_a_step_still_reads_its_generation_after_the_next_was_committed
     async with opened(model, text_tokens(PROMPT), settings(), block_size=BLOCK) as session:
         session.feed()
         await session.round()
-        kv, size = session.kv, session.layout.block_size
+        kv = session.kv
         number, handed = kv.begin_step([session.key])
         old = request_of(session).view
         assert old is not None
@@ -62,10 +62,10 @@ async def test_g1_a_step_still_reads_its_generation_after_the_next_was_committed
         )
         await kv.upload(other, idempotency_key="other")
         assert request_of(session).current != handed[session.key].generation
-        reads = StepReads(kv.driver.state, session.key, handed[session.key], kv.workers[0], kv.devices[0].memory, size)
+        reads = StepReads(kv.driver.state, session.key, handed[session.key], session.stack.nodes)
         for layer in layers:
             pairs = zip(old.logical.row(layer).tolist(), old.physical.row(layer).tolist(), strict=True)
-            assert reads.resident[layer] == dict(pairs)
+            assert reads.resident[0][layer] == dict(pairs)
         kv.end_step(number)
 
 
@@ -105,7 +105,7 @@ async def test_rows_go_to_the_blocks_that_cover_their_positions(model: Model) ->
         session.kv.handle(OpenTail(request=session.key, until=PROMPT // BLOCK + 3))
         number, reads = reads_of(session)
         rng = np.random.Generator(np.random.PCG64(SEED))
-        rows = torch.from_numpy(rng.standard_normal((2, 2, 13, 32), dtype=np.float32))
+        rows = torch.from_numpy(rng.standard_normal((2, 3, 13, 32), dtype=np.float32))
         first = PROMPT + 5
         reads.write(3, rows[0], rows[1], first)
         for at in range(13):
@@ -131,17 +131,17 @@ async def test_the_target_reads_mirrored_blocks_from_the_cpu(model: Model) -> No
         session.feed()
         await session.round()
         await session.kv.settled()
-        memory, queries = session.stack.producer.memory, QueryWindow(session.layout.active_layers, 4)
+        shards, queries = session.stack.producer.shards, QueryWindow(session.layout.active_layers, 4)
         at, token = torch.tensor([len(session.tokens) - 1]), torch.tensor([session.tokens[-1]])
         logits = []
         for _ in range(2):
             session.kv.handle(OpenTail(request=session.key, until=PROMPT // BLOCK + 1))
             number, reads = reads_of(session)
-            full = model.forward(token, at, FullKv(model.config, reads, memory, queries))
+            full = model.forward(token, at, FullKv(model.config, reads, shards, queries))
             draft = model.forward(token, at, DraftKv(model.config, reads))
             session.kv.end_step(number)
             logits.append((full, draft))
-            memory.typed(0)[request_of(session).source_of(3)] += 1.0
+            shards[0].typed(0)[request_of(session).source_of(3)] += 1.0
         assert not torch.equal(logits[0][0], logits[1][0])
         assert torch.equal(logits[0][1], logits[1][1])
 
@@ -153,7 +153,7 @@ def test_a_view_is_the_memory_itself(dtype: str) -> None:
     memory = BlockMemory.of_device(layout, (4, 4))
     view = memory_view(memory, 0)
     assert view.dtype == config.torch_dtype
-    rows = torch.full((2, BLOCK, 32), 1.5, dtype=config.torch_dtype)
+    rows = torch.full((3, BLOCK, 32), 1.5, dtype=config.torch_dtype)
     memory.write_tokens(0, 2, 0, as_numpy(rows), as_numpy(rows))
     assert bool((view[2] == 1.5).all())
     assert bool(torch.isnan(view[1].float()).all())
