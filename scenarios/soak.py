@@ -80,7 +80,12 @@ class Soak:
         self.done = self.lives = self.refused = 0
 
     async def run(self) -> SoakResult:
-        settings = Settings.of(log={"url": "memory:", "digest_every": 1000}, seed=self.seed)
+        settings = Settings.of(
+            log={"url": "memory:", "digest_every": 1000},
+            limits={"open_steps": 2 * self.requests},
+            transfer={"deadline_s": 600.0},
+            seed=self.seed,
+        )
         blocks = self.requests * (BLOCKS + LIFE_ROUNDS + 8)
         world = World(
             layout=self.layout,
@@ -166,6 +171,7 @@ class Soak:
                 key,
                 keep_slots(request, want),
                 adopt=adoptable(request, want, self.layout, shared_table=False),
+                map_revision=request.map_revision,
                 selection_revision=revision,
                 idempotency_key=f"retain-{revision}",
             )
