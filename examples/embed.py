@@ -47,7 +47,7 @@ async def serve(driver: Driver, random: np.random.Generator) -> None:
                 request, want = driver.state.requests["chat/42"], selection.logical_blocks_by_layer
                 done = await kv.retain(
                     key, keep_slots(request, want), adopt=adoptable(request, want, LAYOUT, shared_table=False),
-                    selection_revision=revision, idempotency_key=f"retain-{revision}",
+                    map_revision=request.map_revision, selection_revision=revision, idempotency_key=f"keep-{revision}",
                 )  # fmt: skip
                 print(f"{tokens} tokens: {done.method}, released {done.metrics.physical_blocks_released} blocks")
         kv.handle(Finish(request=key))

@@ -6,7 +6,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from kvsweep.ledger.errors import Refused
-from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.event_base import Event, RetireCause
 from kvsweep.ledger.ids import HOLE, Int32, Logical, Operation, Physical, Rows
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.ownership import Holder, Holding, Ownership
@@ -185,6 +185,13 @@ def joined(first: Rows[Logical] | Rows[Physical], second: Rows[Logical] | Rows[P
     return rows
 
 
+def replaced_views(request: RequestState, cause: RetireCause) -> tuple[View, ...]:
+    """The request's views, the current one marked with what takes its place."""
+    return tuple(
+        replace(view, replaced_by=cause) if view.generation == request.current else view for view in request.views
+    )
+
+
 def commit_view(
     state: State, request: RequestState, open_operation: OpenOperation, drop: tuple[Holder, ...]
 ) -> tuple[RequestState, Ownership]:
@@ -203,7 +210,7 @@ def commit_view(
     )
     committed = replace(
         request,
-        views=(*request.views, view),
+        views=(*replaced_views(request, "upload" if open_operation.lane == "upload" else "retain"), view),
         current=view.generation,
         map_revision=request.map_revision + 1,
         keep_map=None,

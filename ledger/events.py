@@ -358,7 +358,7 @@ class PlanRefused(Event, frozen=True, kw_only=True, array_like=True, gc=False, t
     """A plan could not get what it needs; nothing changed."""
 
     lane: LaneName
-    reason: str  # no_space | no_row | invalid_source | no_copy_pool
+    reason: str  # no_space | no_row | invalid_source | unequal_layers | rank_lost
     needed: int
     vacant: int
     free: int

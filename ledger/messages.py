@@ -61,7 +61,7 @@ class Select(Struct, frozen=True, kw_only=True):
 
 
 class Retain(Struct, frozen=True, kw_only=True):
-    """Keep these slots of the current view, and adopt these clean tail blocks, in every active layer.
+    """Keep these slots of the view of this map revision, and adopt these clean tail blocks, in every active layer.
 
     `pack` asks instead to gather the view's areas in as few blocks as possible; keep is then every slot.
     """
@@ -69,6 +69,7 @@ class Retain(Struct, frozen=True, kw_only=True):
     request: RequestKey
     keep: Rows[Slot]
     adopt: Rows[Logical]
+    map_revision: int
     selection_revision: int
     idempotency_key: str
     pack: bool = False
@@ -175,6 +176,7 @@ class Reserved(Struct, frozen=True, kw_only=True):
     cpu_full: bytes  # '<i4' in [0, K)
     cpu_copy: bytes  # '<i4' in [K, N)
     free: int  # blocks free in the pool that could not give, for the refusal's text
+    claimed: bytes = b""  # '<i4' in [0, K): the ids that were asked for by name
 
 
 Report: TypeAlias = Done | Acknowledged | ProcessStarted | ProcessLost | Reserved

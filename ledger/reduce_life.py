@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from kvsweep.ledger.change import adopt, refuse
+from kvsweep.ledger.change import adopt, refuse, replaced_views
 from kvsweep.ledger.events import (
     BlocksRetired,
     RequestClosed,
@@ -27,7 +27,8 @@ def opened(state: State, request: RequestState, event: RequestOpened) -> State:
 
 def preempted(state: State, request: RequestState, event: RequestPreempted) -> State:
     """The view loses its place; its keep map names slots that are gone."""
-    return adopt(state, replace(request, current=0, map_revision=request.map_revision + 1, keep_map=None))
+    views = replaced_views(request, "preempt")
+    return adopt(state, replace(request, views=views, current=0, map_revision=request.map_revision + 1, keep_map=None))
 
 
 def resumed(state: State, request: RequestState, event: RequestResumed) -> State:
@@ -39,7 +40,15 @@ def finished(state: State, request: RequestState, event: RequestFinished) -> Sta
     owner = Holder("owner")
     drop = (owner,) if owner in state.ownership.holders(request.key) else ()
     ownership = state.ownership.change(request.key, state.pool.layout, drop=drop)
-    gone = replace(request, current=0, map_revision=request.map_revision + 1, keep_map=None, source=b"", stale=b"")
+    gone = replace(
+        request,
+        views=replaced_views(request, "finish"),
+        current=0,
+        map_revision=request.map_revision + 1,
+        keep_map=None,
+        source=b"",
+        stale=b"",
+    )
     return adopt(state, gone, ownership=ownership)
 
 
@@ -68,6 +77,8 @@ def retired(state: State, request: RequestState, event: BlocksRetired) -> State:
     views = {view.generation: view for view in request.views}
     if event.generation == request.current or event.generation not in views:
         refuse(request, event, f"generation {event.generation} is not a replaced view; current is {request.current}")
+    if event.cause != views[event.generation].replaced_by:
+        refuse(request, event, f"expected cause {views[event.generation].replaced_by}, got {event.cause}")
     layout = state.pool.layout
     ownership = state.ownership.change(request.key, layout, drop=(Holder("view", event.generation),))
     freed = ownership.freed_since(state.ownership, request.key, layout).device

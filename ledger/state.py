@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from kvsweep.ledger.event_base import Attention, LaneName, PlanKind, RankEpochs, RetainMode
+from kvsweep.ledger.event_base import Attention, LaneName, PlanKind, RankEpochs, RetainMode, RetireCause
 from kvsweep.ledger.events import RunConfigured
 from kvsweep.ledger.ids import HOLE, Logical, Operation, Physical, RequestKey, Rows, Slot, int32_view, no_rows
 from kvsweep.ledger.layout import Layout
@@ -27,6 +27,7 @@ class View(Struct, frozen=True, kw_only=True, gc=False):
     logical: Rows[Logical]
     physical: Rows[Physical]
     row: int
+    replaced_by: RetireCause | None = None  # what took its place; None while it is the current one
 
 
 class OpenOperation(Struct, frozen=True, kw_only=True, gc=False):

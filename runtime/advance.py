@@ -4,12 +4,11 @@ import numpy as np
 from msgspec import Struct
 
 from kvsweep.ledger import events as e
-from kvsweep.ledger.event_base import RetireCause
 from kvsweep.ledger.ids import HOLE, Int32, Operation, RequestKey, int32_bytes, int32_view
 from kvsweep.ledger.messages import Acknowledge, Cancel, Release
 from kvsweep.ledger.ownership import Holder
 from kvsweep.ledger.phases import ABORTABLE
-from kvsweep.ledger.state import OpenOperation, RequestState, State
+from kvsweep.ledger.state import OpenOperation, State
 from kvsweep.runtime.batch import Batch
 from kvsweep.runtime.settings import Settings
 from kvsweep.runtime.steps import OpenSteps
@@ -106,10 +105,9 @@ def _retire(batch: Batch, context: Context, key: RequestKey) -> bool:
     for view in request.views:
         if view.generation == request.current or context.steps.reads(key, view.generation):
             continue
-        cause = _cause(request, view.generation)
         freed = _freed(batch, key, Holder("view", view.generation))
-        batch.emit(e.BlocksRetired, key, generation=view.generation, cause=cause, freed=freed)
-        if cause == "retain" and replaced is not None:
+        batch.emit(e.BlocksRetired, key, generation=view.generation, cause=view.replaced_by, freed=freed)
+        if view.replaced_by == "retain" and replaced is not None:
             _acknowledge_retain(batch, replaced.operation, replaced.generation)
         return True
     for fence in request.fences:
@@ -127,13 +125,6 @@ def _is_new_fence(batch: Batch, key: RequestKey, fence: int, context: Context) -
 
 def _acknowledge_retain(batch: Batch, operation: Operation, generation: int) -> None:
     batch.effect(Acknowledge(operation=operation, generation=generation))
-
-
-def _cause(request: RequestState, generation: int) -> RetireCause:
-    replaced = request.retain.open
-    if request.retain.phase == "COMMITTED" and replaced is not None and replaced.replaced == generation:
-        return "retain"
-    return {"PREEMPTED": "preempt", "FINISHING": "finish"}.get(request.life, "upload")  # type: ignore[return-value]
 
 
 def _freed(batch: Batch, key: RequestKey, holder: Holder) -> tuple[bytes, ...]:

@@ -21,16 +21,18 @@ from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import Logical, Operation, RequestKey, Rows, Slot
 from kvsweep.ledger.messages import (
     Abort,
+    Acknowledge,
     BlockSelection,
     Done,
     Finish,
     Forget,
+    Gather,
     Heard,
+    PublishKeepMap,
     RankWork,
     Release,
     Retain,
     Select,
-    ToRank,
     Turn,
 )
 from kvsweep.ledger.state import OpenOperation, Residency
@@ -39,15 +41,13 @@ from kvsweep.runtime.bell import LogBell
 from kvsweep.runtime.core import Message
 from kvsweep.runtime.driver import Driver
 from kvsweep.runtime.metrics import Metrics
+from kvsweep.runtime.outgoing import Outgoing
 from kvsweep.runtime.steps import HandedOut
 from kvsweep.transports.links import RankLink
 from kvsweep.transports.producer import Producer
-from kvsweep.transports.wire import BadFrame, decode_from_rank, encode
+from kvsweep.transports.wire import BadFrame, decode_from_rank
 
 BAD_FRAMES_KEPT = 64
-OUTGOING_FRAMES = 65536
-"""Frames waiting for one rank. Open and settling operations bound them; a rank behind by more is broken."""
-
 RESULTS_KEPT = 256
 
 
@@ -94,11 +94,11 @@ class Coordinator:
         self._links = dict(links)
         self._on_release = on_release
         self._watches: dict[int, Awaited] = {}
-        self._outgoing: dict[int, deque[bytes]] = {rank: deque() for rank in self._links}
+        self._outgoing = Outgoing(self._links, note=self.bad_frames.append)
         self._results: dict[int, Awaited] = {}
+        self._for_producer: deque[PublishKeepMap | Acknowledge] = deque()
         self._wake = anyio.Event()
         self._changed = anyio.Event()
-        self._posted = anyio.Event()
         self._stack = AsyncExitStack()
         self._read_only = False
         driver.watch(self._on_event)
@@ -132,12 +132,12 @@ class Coordinator:
     def connect(self, rank: int, link: RankLink) -> None:
         """A rank came back over a new link; what is still on the old one may arrive late, or never."""
         self._links[rank] = link
-        self._outgoing[rank] = deque()
+        self._outgoing.connect(rank)
         self._serve(rank, link)
 
     def _serve(self, rank: int, link: RankLink) -> None:
         self._tasks.start_soon(self._receive, link)
-        self._tasks.start_soon(self._send, rank, link)
+        self._tasks.start_soon(self._outgoing.send, rank, link)
 
     # ---- what never waits
 
@@ -175,7 +175,7 @@ class Coordinator:
     @property
     def outgoing(self) -> int:
         """Frames that wait to be sent to ranks."""
-        return sum(len(frames) for frames in self._outgoing.values())
+        return len(self._outgoing)
 
     # ---- what waits
 
@@ -199,13 +199,14 @@ class Coordinator:
         keep: Rows[Slot],
         *,
         adopt: Rows[Logical],
+        map_revision: int,
         selection_revision: int,
         idempotency_key: str,
         pack: bool = False,
     ) -> RetainResult:
         """Keep these slots (and adopt these clean tail blocks) and wait until the replaced view is retired.
 
-        Raises as `upload` does.
+        map_revision is that of the residency whose slots `keep` names. Raises as `upload` does.
         """
         await self._room()
         turn = self.handle(
@@ -213,6 +214,7 @@ class Coordinator:
                 request=request,
                 keep=keep,
                 adopt=adopt,
+                map_revision=map_revision,
                 selection_revision=selection_revision,
                 idempotency_key=idempotency_key,
                 pack=pack,
@@ -299,7 +301,7 @@ class Coordinator:
         if isinstance(event, e.RequestClosed):
             self.producer.forget(event.request)
             for rank in self._links:
-                self._post(rank, Forget(request=event.request))
+                self._outgoing.post(rank, Forget(request=event.request))
         self._notify()
 
     def _notify(self) -> None:
@@ -316,7 +318,10 @@ class Coordinator:
             await self.driver.deadlines.wait(self._wake, self.driver.next_deadline())
 
     def _turn(self) -> bool:
-        """One round of the pump: effects out, the producer's words and expired deadlines in."""
+        """One round of the pump: effects out, the producer's words and expired deadlines in.
+
+        Frames are only queued here, so a gather has copied before any rank hears of the transfer that reads the copies.
+        """
         if (reason := self.driver.read_only) is not None:
             first, self._read_only = not self._read_only, True
             for watch in self._watches.values():
@@ -330,12 +335,23 @@ class Coordinator:
                 self.driver.release(effect)
             elif isinstance(effect, RankWork):
                 for rank, _ in effect.ranks:
-                    self._post(rank, effect)
-        self.producer.perform(effects)
+                    self._outgoing.post(rank, effect)
+            elif isinstance(effect, Gather):
+                self.producer.perform([effect])
+            elif isinstance(effect, PublishKeepMap | Acknowledge):
+                self._for_producer.append(effect)
+        self._tell_producer()
         words = self.producer.poll()
         for word in words:
             self.handle(word)
         return bool(expired or effects or words)
+
+    def _tell_producer(self) -> None:
+        """In order; what it has no room for now stays and is told again in a later turn."""
+        with contextlib.suppress(Busy):
+            while self._for_producer:
+                self.producer.perform([self._for_producer[0]])
+                self._for_producer.popleft()
 
     async def _hear_log(self) -> None:
         """What became durable lets effects go, and makes room."""
@@ -350,28 +366,6 @@ class Coordinator:
 
     # ---- links
 
-    def _post(self, rank: int, message: ToRank) -> None:
-        outgoing = self._outgoing.get(rank)
-        if outgoing is None:
-            return  # this rank is not connected: its operations end by deadline
-        if len(outgoing) >= OUTGOING_FRAMES:
-            raise Busy(f"frames to rank {rank}", OUTGOING_FRAMES)
-        outgoing.append(encode(message))
-        self._wake.set()
-        self._posted.set()
-        self._posted = anyio.Event()
-
-    async def _send(self, rank: int, link: RankLink) -> None:
-        outgoing = self._outgoing[rank]
-        try:
-            while True:
-                if not outgoing:
-                    await self._posted.wait()
-                    continue
-                await link.send(outgoing.popleft())
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            return  # what it was sent and did not do ends by deadline, or with its process epoch
-
     async def _receive(self, link: RankLink) -> None:
         try:
             while True:
@@ -382,6 +376,6 @@ class Coordinator:
                     continue
                 self.handle(message)
                 if isinstance(message, Done) and self.driver.read_only is None:
-                    self._post(message.rank, Heard(operation_id=message.operation.operation_id))
+                    self._outgoing.post(message.rank, Heard(operation_id=message.operation.operation_id))
         except (anyio.EndOfStream, anyio.ClosedResourceError):
             return

@@ -89,6 +89,8 @@ class Core:
         if repeated is not None:
             refusal = Refusal(what="Aborted", reason=repeated.aborted) if repeated.aborted else None
             return Turn(outcome="repeated", operation=repeated.operation, refusal=refusal)
+        if key is not None and batch.request(key).life == "CLOSED":
+            raise Refused(key, type(message).__name__, batch.request(key).describe(), (), "the request is closed")
         reply = self._command(batch, message, reserved)
         if isinstance(reply, Reserve):
             return Turn(outcome="reserve", effects=(reply,))
@@ -219,12 +221,16 @@ class Core:
 
     def begin_step(self, requests: Iterable[RequestKey]) -> tuple[int, dict[RequestKey, HandedOut]]:
         """Hand out each request's current generation and tail; committed generations only."""
-        handed = {}
+        handed, lost = {}, self._state.pool.lost
         for key in requests:
             request = self._state.request(key)
             if request is None or request.life != "RUNNING":
                 state = request.describe() if request else "no such request"
                 raise Refused(key, "begin_step", state, (), "only a running request is stepped")
+            if lost:
+                raise Refused(
+                    key, "begin_step", request.describe(), (), f"ranks {list(lost)} are lost: no step can end"
+                )
             view = request.view
             handed[key] = HandedOut(
                 generation=request.current,
@@ -265,7 +271,7 @@ def _give_back(message: Message) -> list[Effect]:
     """Blocks that were reserved for a plan which did not come about."""
     if not isinstance(message, Reserved) or message.device is None:
         return []
-    return [Release(device=message.device, cpu=message.cpu_full + message.cpu_copy)]
+    return [Release(device=message.device, cpu=message.cpu_full + message.cpu_copy + message.claimed)]
 
 
 def _pending(state: State, request: RequestState, steps: OpenSteps) -> list[str]:

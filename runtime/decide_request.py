@@ -23,7 +23,7 @@ from kvsweep.ledger.sources import blocks_of, leading
 from kvsweep.ledger.state import RequestState, State
 from kvsweep.runtime.advance import Context, abort, abort_what_can_turn_back, drop_tail, floor
 from kvsweep.runtime.batch import Batch
-from kvsweep.runtime.decide_upload import CannotPlan, next_operation
+from kvsweep.runtime.decide_upload import CannotPlan, expect_ranks, next_operation
 
 
 def key_of_new(state: State, request_id: str) -> RequestKey:
@@ -87,6 +87,8 @@ def seal_tail(batch: Batch, command: SealTail, reserved: Reserved | None) -> Ope
     sealable = [block.logical for block in request.tail if block.phase == "open" and block.logical < whole]
     dirty = [block.logical for block in request.tail if block.phase == "dirty"] + sealable
     store = bool(dirty) and request.store.phase == "IDLE"
+    if dirty:
+        expect_ranks(batch.state, "store")  # nor is a block sealed that a lost rank cannot have written
     if store and reserved is None:
         return Reserve(cause=command, device=(0,) * layout.groups, cpu_full=len(dirty), cpu_copy=0)
     for logical in sealable:
@@ -152,6 +154,7 @@ def preempt(batch: Batch, command: Preempt, reserved: Reserved | None) -> Reserv
     request = batch.request(key)
     dirty = [block.logical for block in request.tail if block.phase == "dirty"]
     store = request.life == "RUNNING" and bool(dirty) and request.store.phase == "IDLE"
+    store = store and not batch.state.pool.lost
     if store and reserved is None:
         return Reserve(cause=command, device=(0,) * layout.groups, cpu_full=len(dirty), cpu_copy=0)
     abort_what_can_turn_back(batch, key, ("upload", "retain"), "preempted")

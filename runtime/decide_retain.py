@@ -13,7 +13,7 @@ from kvsweep.ledger.messages import MoveBlocks, Reserve, Reserved, Retain
 from kvsweep.ledger.state import RequestState
 from kvsweep.runtime.advance import Context, floor
 from kvsweep.runtime.batch import Batch
-from kvsweep.runtime.decide_upload import CannotPlan, free_row, ids_bytes, next_operation
+from kvsweep.runtime.decide_upload import CannotPlan, expect_lanes, expect_ranks, free_row, ids_bytes, next_operation
 from kvsweep.runtime.retain_plan import RetainPlan, plan_pack, plan_retain, union_keep
 
 
@@ -25,6 +25,10 @@ def retain_digest(command: Retain) -> str:
 def retain(batch: Batch, context: Context, command: Retain, reserved: Reserved | None) -> Operation | Reserve:
     request, layout = batch.request(command.request), batch.state.pool.layout
     settings = context.settings.retain
+    expect_lanes(request, "Retain")
+    if command.map_revision != request.map_revision:
+        _refuse(request, f"map_revision: expected {request.map_revision}, the current one, got {command.map_revision}")
+    expect_ranks(batch.state, "retain")
     keep, union = command.keep, False
     _check_keep(request, keep, layout.active_layers)
     if settings.union and not command.pack and _one_table(request, command):

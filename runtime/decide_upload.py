@@ -6,7 +6,9 @@ import msgspec
 import numpy as np
 
 from kvsweep.ledger import events as e
+from kvsweep.ledger.errors import Refused
 from kvsweep.ledger.event_base import LaneName, SourceKind
+from kvsweep.ledger.fold import legal_now
 from kvsweep.ledger.ids import Operation, Physical, RequestKey, Rows, Slot, Source, int32_view
 from kvsweep.ledger.messages import BlockSelection, Gather, PublishKeepMap, Reserve, Reserved, Select, Transfer
 from kvsweep.ledger.state import RequestState, State
@@ -50,6 +52,20 @@ def free_row(state: State, request: RequestState, lane: LaneName) -> int:
     return free[0]
 
 
+def expect_lanes(request: RequestState, what: str) -> None:
+    """Raise Refused where a lane that changes the view is busy, before anything is planned or reserved."""
+    for name, lane in (("upload", request.upload), ("retain", request.retain)):
+        if lane.phase != "IDLE":
+            reason = f"the {name} lane is busy ({lane.phase}): one view-changing operation at a time"
+            raise Refused(request.key, what, request.describe(), legal_now(request), reason)
+
+
+def expect_ranks(state: State, lane: LaneName, selection_revision: int = 0) -> None:
+    """Raise CannotPlan while a rank is lost: nobody would answer for it."""
+    if state.pool.lost:
+        raise CannotPlan(lane, "rank_lost", 0, 0, 0, selection_revision=selection_revision)
+
+
 def ids_bytes(*rows: Rows[Source] | Rows[Physical] | Rows[Slot]) -> int:
     """Bytes of ids in a message."""
     return sum(len(row.layer_bytes) + len(row.row_ptr_bytes) + len(row.id_bytes) for row in rows)
@@ -58,10 +74,16 @@ def ids_bytes(*rows: Rows[Source] | Rows[Physical] | Rows[Slot]) -> int:
 def select(batch: Batch, context: Context, command: Select, reserved: Reserved | None) -> Operation | Reserve:
     selection, settings = command.selection, context.settings
     request, layout = batch.request(selection.request), batch.state.pool.layout
+    expect_lanes(request, "Select")
     check_selection(request, selection, layout)
+    expect_ranks(batch.state, "upload", selection.selection_revision)
     plan = plan_upload(request, selection, layout, shared_table=not settings.retain.layer_tables)
     if plan.upload.size == 0:
         return _publish(batch, command)
+    if plan.unfilled:
+        raise CannotPlan(
+            "upload", "unequal_layers", plan.unfilled, 0, 0, selection_revision=selection.selection_revision
+        )
     sources = sources_of(request, plan.upload)
     if sources is None:
         raise CannotPlan(

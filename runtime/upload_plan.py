@@ -20,6 +20,7 @@ class BlockDiffPlan(Struct, frozen=True, kw_only=True):
     upload: Rows[Logical]
     new_blocks_per_layer: Int32
     common_new_slots: int
+    unfilled: int  # slots that layers stay below common_new_slots: one table cannot serve such a plan
     pad: Rows[Logical]
     adopted: Rows[Logical]  # clean tail blocks that are wanted: no copy
 
@@ -68,6 +69,7 @@ def plan_upload(
         upload=Rows.from_csr(layers=want.layers, row_ptr=plan.upload.row_ptr, ids=plan.upload.ids),
         new_blocks_per_layer=plan.new_per_row,
         common_new_slots=plan.common_new_slots,
+        unfilled=int(plan.unfilled_per_row.sum()),
         pad=Rows.from_csr(layers=want.layers, row_ptr=plan.pad.row_ptr, ids=plan.pad.ids),
         adopted=_not_resident(request, adopted),
     )

@@ -147,6 +147,7 @@ class Pools:
             cpu_full=full,
             cpu_copy=copy,
             free=min(self.device.free),
+            claimed=ask.claim,
         )
 
     def release(self, effect: Release) -> None:

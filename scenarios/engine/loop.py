@@ -228,6 +228,7 @@ class Session:
                 self.key,
                 keep,
                 adopt=adopt,
+                map_revision=request.map_revision,
                 selection_revision=selection.selection_revision,
                 idempotency_key=f"retain-{selection.selection_revision}",
             )
@@ -257,6 +258,7 @@ class Session:
                     self.key,
                     keep_slots(request, view.logical),
                     adopt=no_rows(self.layout.active_layers),
+                    map_revision=request.map_revision,
                     selection_revision=selection.selection_revision,
                     idempotency_key=f"pack-{selection.selection_revision}",
                     pack=True,

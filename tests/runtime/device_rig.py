@@ -160,6 +160,7 @@ class DeviceRig:
                 request=key,
                 keep=keep,
                 adopt=no_rows(self.layout.active_layers),
+                map_revision=request.map_revision,
                 selection_revision=request.selection_revision,
                 idempotency_key="",
                 pack=pack,

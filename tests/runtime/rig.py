@@ -246,6 +246,7 @@ class CoreRig:
         idempotency_key: str = "",
         pack: bool = False,
         revision: int | None = None,
+        map_revision: int | None = None,
     ) -> Turn:
         adopted: Rows[Logical] = rows(adopt or dict.fromkeys(self.layout.active_layers, ()))
         revision = self.request(key).selection_revision if revision is None else revision
@@ -254,6 +255,7 @@ class CoreRig:
                 request=key,
                 keep=keep,
                 adopt=adopted,
+                map_revision=self.request(key).map_revision if map_revision is None else map_revision,
                 selection_revision=revision,
                 idempotency_key=idempotency_key,
                 pack=pack,

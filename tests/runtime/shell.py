@@ -100,6 +100,7 @@ class Shell:
             key,
             keep_slots(request, rows(want)),
             adopt=no_rows(self.rig.layout.active_layers),
+            map_revision=request.map_revision,
             selection_revision=request.selection_revision,
             idempotency_key=idempotency_key,
             pack=pack,

@@ -76,9 +76,9 @@ async def test_f3_a_second_waiter_stays_when_the_first_one_leaves_after_the_comm
             async def retain() -> None:
                 done.append(
                     await shell.kv.retain(
-                        key, keep, adopt=no_rows((0, 1)), selection_revision=1, idempotency_key="r1"
+                        key, keep, adopt=no_rows((0, 1)), map_revision=1, selection_revision=1, idempotency_key="r1"
                     )
-                )  # fmt: skip
+                )
 
             async def leaves() -> None:
                 with left:
@@ -103,9 +103,9 @@ async def test_f3_a_caller_may_join_an_operation_that_the_driver_started() -> No
             await shell.upload(key, FIRST)
             keep = keep_slots(rig.request(key), rows({0: [0, 2], 1: [1, 2]}))
             nothing = no_rows((0, 1))
-            command = Retain(request=key, keep=keep, adopt=nothing, selection_revision=1, idempotency_key="r1")
-            shell.kv.handle(command)
-            result = await shell.kv.retain(key, keep, adopt=nothing, selection_revision=1, idempotency_key="r1")
+            named = {"map_revision": 1, "selection_revision": 1}
+            shell.kv.handle(Retain(request=key, keep=keep, adopt=nothing, idempotency_key="r1", **named))
+            result = await shell.kv.retain(key, keep, adopt=nothing, idempotency_key="r1", **named)
             assert result.method == "shared"
             assert result.metrics.table_updates == 2
 

@@ -69,7 +69,14 @@ def test_f5_commands_for_a_life_that_is_not_there_are_refused(rig: CoreRig) -> N
             SealTail(request=key, confirmed_tokens=3),
             RegisterSources(request=key, logical=int32_bytes([0]), source=int32_bytes([0])),
             Select(selection=selection(rig.layout, key, 1, FIRST), idempotency_key="k"),
-            Retain(request=key, keep=no_rows((0, 1)), adopt=no_rows(), selection_revision=1, idempotency_key="k"),
+            Retain(
+                request=key,
+                keep=no_rows((0, 1)),
+                adopt=no_rows(),
+                map_revision=0,
+                selection_revision=1,
+                idempotency_key="k",
+            ),
         ):
             turn = rig.send(command)
             assert turn.outcome == "refused"

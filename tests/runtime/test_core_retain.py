@@ -111,8 +111,9 @@ def test_b5_without_the_setting_or_where_all_layers_keep_alike_the_attention_is_
 def test_b5_a_union_needs_one_table_to_begin_with(make_rig: MakeRig) -> None:
     rig = make_rig(device_blocks=32, retain={"layer_tables": False, "union": True})
     key = rig.open()
-    rig.upload(key, {0: [0, 2, 5], 1: [1]}, tail={0: [], 1: []})  # unequal rows: no tail to fill them from
-    rig.retain(key, {0: [2], 1: [1]})
+    rig.upload(key, VIEW)
+    rig.clean_tail(key, 9)
+    rig.retain(key, {0: [2], 1: [0]}, adopt={0: [8], 1: []})  # unequal rows: slots of one are no slots of the other
     assert rig.last(e.RetainPlanned).attention == "same"
 
 
@@ -318,7 +319,9 @@ def test_f3_a_repeated_retain_is_not_applied_twice(rig: CoreRig, key: RequestKey
     assert reason(rig.start_retain(key, rows({0: [0], 1: [0]}), idempotency_key="r")) == used, "other slots"
     assert reason(rig.start_retain(key, keep, idempotency_key="r", pack=True)) == used
     rig.all_done(rig.started(first))
-    assert rig.start_retain(key, keep, idempotency_key="r").outcome == "repeated"
+    again = rig.start_retain(key, keep, idempotency_key="r", map_revision=1)
+    assert (again.outcome, again.operation) == ("repeated", first.operation)
+    assert reason(rig.start_retain(key, keep, idempotency_key="r")) == used, "slots of another view"
 
 
 # ---- G3: abort at each stage

@@ -18,6 +18,7 @@ from kvsweep.ledger.memory import MemoryLog
 from kvsweep.ledger.messages import (
     Acknowledged,
     Done,
+    OpenTail,
     Preempt,
     PublishKeepMap,
     RegisterSources,
@@ -187,12 +188,15 @@ def test_g3_an_illegal_command_raises_and_is_recorded_and_gives_back_what_was_re
     driver = start()
     key = opened(driver)
     upload(driver, key, FIRST)
-    select(driver, key, SECOND)
     driver.poll()
+    driver.handle(Preempt(request=key))
+    for effect in driver.poll():
+        assert isinstance(effect, Release)
+        driver.release(effect)
     free = driver.pools.device.free
-    with pytest.raises(Refused, match="BlocksSelected is illegal in running/moving/idle/idle") as caught:
-        select(driver, key, {0: [0, 1, 2, 3, 4, 5, 6, 7], 1: [1]})
-    assert "RankTransferred" in caught.value.legal
+    with pytest.raises(Refused, match="TailOpened is illegal in preempted/idle/idle/idle") as caught:
+        driver.handle(OpenTail(request=key, until=11))
+    assert "RequestResumed" in caught.value.legal
     assert isinstance(events_of(driver)[-1], e.CommandRefused)
     for effect in driver.poll():
         assert isinstance(effect, Release)
@@ -326,6 +330,7 @@ def test_f1_a_keep_map_and_a_retain_leave_as_effects_with_their_ids() -> None:
             request=key,
             keep=keep_slots(request, rows(FIRST)),
             adopt=rows({0: [], 1: []}),
+            map_revision=request.map_revision,
             selection_revision=2,
             idempotency_key="",
         )

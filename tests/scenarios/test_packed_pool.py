@@ -70,7 +70,14 @@ async def _store_and_upload(packing: Packing, source: str) -> None:
             assert request is not None
             want = selection.logical_blocks_by_layer
             keep, adopt = keep_slots(request, want), adoptable(request, want, layout, shared_table=False)
-            await kv.retain(key, keep, adopt=adopt, selection_revision=revision, idempotency_key=f"retain-{revision}")
+            await kv.retain(
+                key,
+                keep,
+                adopt=adopt,
+                map_revision=request.map_revision,
+                selection_revision=revision,
+                idempotency_key=f"retain-{revision}",
+            )
             now = kv.residency(key)
             for layer_number in rows:
                 logical = now.logical_by_slot_by_layer.row(layer_number)

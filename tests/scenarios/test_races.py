@@ -91,6 +91,7 @@ class Rig:
             key,
             keep_slots(self.state(key), want),
             adopt=adoptable(self.state(key), want, LAYOUT, shared_table=False),
+            map_revision=self.state(key).map_revision,
             selection_revision=selection.selection_revision,
             idempotency_key=f"retain-{selection.selection_revision}",
         )
