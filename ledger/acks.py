@@ -100,15 +100,22 @@ def _newer_than_known(known: _Known, ack: Ack) -> Found:
 
 def _recorded_in_last(known: _Known, ack: Ack) -> Found:
     if known.live is None and known.closed is not None and (ack.rank, ack.outcome) in known.closed.outcomes:
-        return MATCH
+        return _once(ack)
     return None
+
+
+def _once(ack: Ack) -> Found:
+    return f"one word of rank {ack.rank} on operation {ack.operation.operation_id}", f"{ack.outcome} again"
 
 
 def _not_live(known: _Known, ack: Ack) -> Found:
     if known.live is not None:
         return None
-    last = known.closed.operation if known.closed else None
-    return f"an open or settling operation (last closed here: {last})", str(ack.operation)
+    found, closed = ack.operation, "closed with another outcome, " if known.closed else ""
+    return (
+        "an open or settling operation",
+        f"{closed}operation {found.operation_id} of map revision {found.map_revision}",
+    )
 
 
 def _differs(known: _Known, ack: Ack) -> Found:
@@ -146,7 +153,7 @@ def _process_after_plan(known: _Known, ack: Ack) -> Found:
 
 def _recorded_same(known: _Known, ack: Ack) -> Found:
     recorded = dict(known.live.outcomes).get(ack.rank) if known.live else None
-    return MATCH if recorded == ack.outcome else None
+    return _once(ack) if recorded == ack.outcome else None
 
 
 def _recorded_other(known: _Known, ack: Ack) -> Found:

@@ -98,7 +98,7 @@ def test_f2_an_ignored_acknowledgement_is_judged_again_for_both_sides(written: A
     )
     events[index] = msgspec.structs.replace(event, verdict=verdict.kind, rule=verdict.rule)
     assert verdict.kind == "stale"
-    assert "map_revision=77" in verdict.got
+    assert "map revision 77" in verdict.got
     found = explain(Ledger(_memory(events[: index + 1])), index + 1)
     assert found.decision == Decision(
         verdict=verdict.kind, rule=verdict.rule, expected=verdict.expected, got=verdict.got
