@@ -87,7 +87,9 @@ def _end_epoch(batch: Batch, rank: int, process_epoch: int) -> None:
 
 def _producer(batch: Batch, process_epoch: int) -> str | None:
     pool = batch.state.pool
-    if process_epoch <= pool.producer_epoch:
+    if process_epoch == pool.producer_epoch:
+        return None  # a repeated announcement
+    if process_epoch < pool.producer_epoch:
         return _refused(batch, "producer", f"above {pool.producer_epoch}", str(process_epoch))
     for request in tuple(batch.state.requests.values()):
         if request.upload.phase == "MOVING":

@@ -176,7 +176,8 @@ class CoreRig:
         assert laws.check(self.state) == []
         for group, pool in enumerate(self.pools.device.groups):
             owned = sum(len(int32_view(own[group])) for own in self.state.ownership.own.values())
-            assert pool.blocks - pool.free == owned, "the pool and the relation disagree about what is owned"
+            shared = self.state.ownership.shared_blocks(self.layout)[group].size
+            assert pool.blocks - pool.free == owned + shared, "the pool and the relation disagree about what is owned"
 
     def since(self, mark: int) -> list[str]:
         """Names of the events after the mark."""
@@ -225,13 +226,14 @@ class CoreRig:
             assert self.done(operation, rank, **fields).outcome == "accepted"
 
     def acknowledge(self, operation: Operation, **fields: Any) -> Turn:
-        return self.send(Acknowledged(operation=operation, process_epoch=PRODUCER, **fields))
+        epoch = fields.pop("process_epoch", PRODUCER)
+        return self.send(Acknowledged(operation=operation, process_epoch=epoch, **fields))
 
-    def upload(self, key: RequestKey, want: Ids, **fields: Any) -> Operation:
+    def upload(self, key: RequestKey, want: Ids, *, producer_epoch: int = PRODUCER, **fields: Any) -> Operation:
         """Selected, moved by both ranks, committed and acknowledged."""
         operation = self.started(self.select(key, want, **fields))
         self.all_done(operation)
-        self.acknowledge(operation)
+        self.acknowledge(operation, process_epoch=producer_epoch)
         return operation
 
     def keep(self, key: RequestKey, want: Ids) -> Rows[Slot]:
