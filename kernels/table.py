@@ -1,5 +1,8 @@
 """Which implementation of the kernels runs: one object, chosen once and handed to whoever moves or plans."""
 
+import functools
+import hashlib
+from pathlib import Path
 from typing import Literal, Protocol
 
 from kvsweep.kernels import reference
@@ -63,6 +66,7 @@ def why_not_native() -> str | None:
     return None
 
 
+@functools.cache
 def choose_kernels(choice: KernelChoice = "auto", *, threads: int = 1) -> Kernels:
     """The implementation to use. "auto" takes the native one where it was built, else NumPy.
 
@@ -79,3 +83,15 @@ def choose_kernels(choice: KernelChoice = "auto", *, threads: int = 1) -> Kernel
     from kvsweep.kernels.compiled import NativeKernels
 
     return NativeKernels(threads=threads)
+
+
+def describe(kernels: Kernels) -> str:
+    """What ran, as evidence: "numpy", or the native build with its instruction set, threads and SHA-256."""
+    if kernels.name == "numpy":
+        return kernels.name
+    from kvsweep.kernels import _native, compiled
+
+    if not isinstance(kernels, compiled.NativeKernels):
+        raise KernelArgumentError("kernels", "numpy or native kernels", type(kernels).__name__)
+    built = hashlib.sha256(Path(_native.__file__).read_bytes()).hexdigest()
+    return f"native ({kernels.isa}, threads {kernels.threads}, extension SHA-256 {built})"

@@ -10,6 +10,7 @@ from kvsweep.ledger.event_base import (
     Attention,
     BlocksByGroup,
     Event,
+    Implementation,
     LaneName,
     Measured,
     Outcome,
@@ -351,6 +352,7 @@ class RunConfigured(Event, frozen=True, kw_only=True, array_like=True, gc=False,
     cpu_full_blocks: int  # K
     cpu_total_blocks: int  # N
     evidence: str  # JSON: command, seed, configuration, active parts, SHA-256 of sources, checks, not run
+    implementation: Implementation = Implementation()
 
 
 class RankLost(Event, frozen=True, kw_only=True, array_like=True, gc=False, tag=51):

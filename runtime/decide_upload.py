@@ -5,6 +5,7 @@ import hashlib
 import msgspec
 import numpy as np
 
+from kvsweep.kernels.table import choose_kernels
 from kvsweep.ledger import events as e
 from kvsweep.ledger.event_base import LaneName, SourceKind
 from kvsweep.ledger.ids import Operation, Physical, RequestKey, Rows, Slot, Source, int32_view
@@ -59,7 +60,8 @@ def select(batch: Batch, context: Context, command: Select, reserved: Reserved |
     selection, settings = command.selection, context.settings
     request, layout = batch.request(selection.request), batch.state.pool.layout
     check_selection(request, selection, layout)
-    plan = plan_upload(request, selection, layout, shared_table=not settings.retain.layer_tables)
+    kernels = choose_kernels(settings.kernels.choice, threads=settings.kernels.threads)
+    plan = plan_upload(request, selection, layout, shared_table=not settings.retain.layer_tables, kernels=kernels)
     if plan.upload.size == 0:
         return _publish(batch, command)
     sources = sources_of(request, plan.upload)

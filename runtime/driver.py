@@ -11,7 +11,7 @@ from kvsweep.ledger import events as e
 from kvsweep.ledger import laws
 from kvsweep.ledger.digest import Digest
 from kvsweep.ledger.errors import BrokenLaw, LogError, Refused
-from kvsweep.ledger.event_base import Event, Measured, RankEpochs
+from kvsweep.ledger.event_base import Event, Implementation, Measured, RankEpochs
 from kvsweep.ledger.ids import POOL, RequestKey
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.messages import (
@@ -66,10 +66,14 @@ class Driver:
         world: World,
         *,
         evidence: str = "{}",
+        kernels: str = "",
         log: LogStore | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> "Driver":
-        """Begin a new ledger with the run's configuration (J1). Raises LogError when the ledger is not empty."""
+        """Begin a new ledger with the run's configuration (J1). Raises LogError when the ledger is not empty.
+
+        kernels  what copies, ranks and plans; recorded, and in no digest
+        """
         if settings.source.kind == "copy" and world.cpu_total_blocks == world.cpu_full_blocks:
             raise LogError("source kind copy needs copy destinations: expected N > K, got N = K (D5)")
         store = log if log is not None else open_log(settings.log.url)
@@ -81,7 +85,7 @@ class Driver:
             CpuPool(full_blocks=world.cpu_full_blocks, total_blocks=world.cpu_total_blocks),
         )
         driver = cls(settings, store, pools, clock=clock)
-        driver._take(driver.core.fact(_configured(world, evidence)))
+        driver._take(driver.core.fact(_configured(world, evidence, kernels)))
         return driver
 
     # ---- the door
@@ -218,7 +222,7 @@ def _timed(event: Event, plan_s: float) -> Event:
     return event
 
 
-def _configured(world: World, evidence: str) -> e.RunConfigured:
+def _configured(world: World, evidence: str, kernels: str) -> e.RunConfigured:
     return e.RunConfigured(
         request=POOL,
         seq=0,
@@ -229,4 +233,5 @@ def _configured(world: World, evidence: str) -> e.RunConfigured:
         cpu_full_blocks=world.cpu_full_blocks,
         cpu_total_blocks=world.cpu_total_blocks,
         evidence=evidence,
+        implementation=Implementation(kernels=kernels),
     )

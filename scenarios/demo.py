@@ -13,6 +13,7 @@ import anyio
 import torch
 from msgspec import Struct
 
+from kvsweep.kernels.table import KernelChoice, describe
 from kvsweep.ledger.errors import SettingsError
 from kvsweep.runtime.coordinator import Coordinator
 from kvsweep.runtime.driver import Driver
@@ -24,7 +25,7 @@ from kvsweep.scenarios.engine.model import DType, Model
 from kvsweep.scenarios.engine.sampling import Sampler
 from kvsweep.scenarios.engine.text import load_text
 from kvsweep.scenarios.evidence import evidence
-from kvsweep.scenarios.stack import coordinator_of, layout_of, world_of
+from kvsweep.scenarios.stack import coordinator_of, kernels_of, layout_of, world_of
 
 DRAFT_TOKENS = 4
 REQUEST_ID = "demo/0"
@@ -35,7 +36,6 @@ CHECKS = (
     "no lease, fence or quarantine is left and every block is free again",
 )
 NOT_RUN = (
-    "native extension",
     "GPU transfer",
     "shared-memory race",
     "several ranks",
@@ -65,6 +65,7 @@ class DemoOptions:
     rounds: int | None = None
     text: Path | None = None
     synthetic: bool = False
+    kernels: KernelChoice = "auto"
 
 
 class DemoResult(Struct, frozen=True, kw_only=True):
@@ -95,6 +96,7 @@ class DemoResult(Struct, frozen=True, kw_only=True):
     events: int
     digest: str
     seconds: dict[str, float]  # measured; not part of the digest
+    kernels: str  # what copied, ranked and planned; the digest is the same with either
     not_run: list[str]
 
 
@@ -132,6 +134,7 @@ def settings_of(options: DemoOptions, ledger: str) -> Settings:
         },
         transfer={"deadline_s": 600.0},  # a slow machine must not change what the run does
         retain={"layer_tables": options.retain == "remap", "pack": options.pack},
+        kernels={"choice": options.kernels},
         seed=options.seed,
     )
 
@@ -186,6 +189,7 @@ def run_demo(
             checks=CHECKS,
             not_run=NOT_RUN,
         ),
+        kernels=describe(kernels_of(settings)),
     )
     started = clock()
     try:
@@ -262,6 +266,7 @@ def _configuration(options: DemoOptions) -> dict[str, Any]:
     return {
         name: str(value) if isinstance(value, Path) else value
         for name, value in ((field, getattr(options, field)) for field in DemoOptions.__dataclass_fields__)
+        if name != "kernels"  # recorded apart, and in no digest
     }
 
 
@@ -346,5 +351,6 @@ def _result(
         events=driver.events,
         digest=driver.final_digest,
         seconds=seconds,
-        not_run=list(NOT_RUN),
+        kernels=describe(kernels_of(driver.settings)),
+        not_run=[*NOT_RUN, *(["native extension"] if kernels_of(driver.settings).name == "numpy" else [])],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvsweep.kernels.table import Kernels, choose_kernels
 from kvsweep.ledger.layout import LayerLayout, Layout, Packing
 from kvsweep.runtime.coordinator import Coordinator
 from kvsweep.runtime.driver import Driver, World
@@ -55,6 +56,11 @@ def world_of(layout: Layout, *, tokens: int, settings: Settings) -> World:
     )
 
 
+def kernels_of(settings: Settings) -> Kernels:
+    """What the settings choose. Raises KernelArgumentError where native kernels are asked for and not built."""
+    return choose_kernels(settings.kernels.choice, threads=settings.kernels.threads)
+
+
 def coordinator_of(driver: Driver) -> Coordinator:
     """The driver's ranks on host devices, its producer, and the shell around them; enter it to start."""
     pool, settings = driver.state.pool, driver.settings
@@ -65,6 +71,7 @@ def coordinator_of(driver: Driver) -> Coordinator:
         full_blocks=pool.run.cpu_full_blocks,
         total_blocks=pool.run.cpu_total_blocks,
         process_epoch=pool.producer_epoch,
+        kernels=kernels_of(settings),
     )
     devices = [
         HostDevice(
@@ -74,6 +81,7 @@ def coordinator_of(driver: Driver) -> Coordinator:
             seed=settings.seed + rank,
             staging_bytes=settings.transfer.staging_bytes,
             staging_slots=settings.transfer.staging_slots,
+            kernels=producer.memory.kernels,
         )
         for rank, _ in pool.ranks
     ]

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvsweep.kernels.table import Kernels
 from kvsweep.ledger.errors import Busy, LayoutError
 from kvsweep.ledger.ids import Int32, RequestKey, Rows, Slot
 from kvsweep.ledger.layout import Layout
@@ -25,7 +26,14 @@ class HostProducer:
     """
 
     def __init__(
-        self, layout: Layout, *, full_blocks: int, total_blocks: int, process_epoch: int, requests: int = 4096
+        self,
+        layout: Layout,
+        *,
+        full_blocks: int,
+        total_blocks: int,
+        process_epoch: int,
+        requests: int = 4096,
+        kernels: Kernels | None = None,
     ) -> None:
         """full_blocks K ≥ 1, total_blocks N ≥ K; requests bounds keep maps and waiting answers. Raises LayoutError."""
         if full_blocks < 1 or total_blocks < full_blocks:
@@ -36,7 +44,7 @@ class HostProducer:
         self.full_blocks = full_blocks
         self.total_blocks = total_blocks
         self.process_epoch = process_epoch
-        self.memory = BlockMemory.of_cpu(layout, total_blocks)
+        self.memory = BlockMemory.of_cpu(layout, total_blocks, kernels)
         self.cpu_gather_bytes = 0
         self.cpu_destination_blocks = 0
         self._limit = requests

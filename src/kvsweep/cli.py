@@ -48,14 +48,14 @@ def root(
 
 
 def command_line(arguments: list[str]) -> list[str]:
-    """The command as evidence: without the options that only say where the output goes."""
+    """The command as evidence: without where the output goes and without the kernels, recorded in their own field."""
     kept, skip = ["kvsweep"], False
     for argument in arguments:
         if skip:
             skip = False
-        elif argument == "--ledger":
+        elif argument in ("--ledger", "--kernels"):
             skip = True
-        elif not argument.startswith(("--ledger=", "--json")):
+        elif not argument.startswith(("--ledger=", "--kernels=", "--json")):
             kept.append(argument)
     return kept
 
@@ -95,6 +95,10 @@ def demo(
     dtype: Annotated[Literal["fp32", "bf16"], typer.Option(help="Of weights and KV.")] = "fp32",
     temperature: Annotated[float, typer.Option(help="0 is greedy; above, a seeded generator of the request's.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of sampling, process epochs and the device's order.", min=0)] = 20260916,
+    kernels: Annotated[
+        Literal["auto", "native", "numpy"],
+        typer.Option(help="What copies, ranks and plans: the same bytes either way."),
+    ] = "auto",
     ledger: Annotated[
         Path | None, typer.Option(help="Ledger file to begin; without it, one in a new temporary folder.")
     ] = None,
@@ -132,6 +136,7 @@ def demo(
         rounds=rounds,
         text=text,
         synthetic=synthetic,
+        kernels=kernels,
     )
     path = ledger if ledger is not None else Path(tempfile.mkdtemp(prefix="kvsweep-")) / "demo.ledger"
     console = Console(stderr=True)
