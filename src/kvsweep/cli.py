@@ -164,6 +164,34 @@ def demo(
 
 
 @app.command()
+def bench(
+    name: Annotated[
+        Literal["planner", "selector", "gather", "scatter", "unpack", "retain"], typer.Argument(help="Which kernels.")
+    ],
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds; the minimum counts.", min=1)] = 15,
+    threads: Annotated[int, typer.Option(help="Of ours and of torch.", min=1, max=64)] = 1,
+    isa: Annotated[
+        Literal["scalar", "avx2", "avx512"] | None, typer.Option(help="Use no better instruction set than this.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes: shows that it works, measures nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
+) -> None:
+    """The native kernels against their peers and the memory system, measured in one run on this machine."""
+    try:
+        from kvsweep.scenarios.bench.run import report_table, run_bench
+    except ImportError as error:
+        fail(f"bench needs the native kernels and the package's extra 'demo': {error}", USAGE_FAULT)
+    try:
+        report = run_bench(name, rounds=rounds, quick=quick, threads=threads, isa=isa)
+    except KernelArgumentError as error:
+        fail(error, USAGE_FAULT)
+    if as_json:
+        typer.echo(msgspec.json.encode(report))
+    else:
+        Console().print(report_table(name, report))
+
+
+@app.command()
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False) -> None:
     """What is active here, what is not, and why."""
     from kvsweep.scenarios.doctor import examine, findings_table
