@@ -1,9 +1,11 @@
 // Whole blocks of bytes from place to place, and the limits of a copy.
 //
 // Several blocks are copied side by side, a step of each in turn: one block after another leaves the processor one
-// stream of reads to fetch ahead, and a page boundary stops it. Large results are written past the caches, which
+// stream of reads to fetch ahead, and a page boundary stops it. Where the next blocks start is known long before, so
+// their first bytes are asked for while these are copied. Large results are written past the caches, which
 // saves reading every line before it is overwritten.
 #include <cstring>
+#include <utility>
 
 #include "checks.hpp"
 #include "core.hpp"
@@ -16,11 +18,13 @@ namespace {
 constexpr int kLanes = 8;                     // blocks copied side by side
 constexpr std::int64_t kStep = 512;           // bytes of each block in turn
 constexpr std::int64_t kStreamFrom = 1 << 20; // bytes of a call's result from which the caches are bypassed
+constexpr std::int64_t kAhead = 4096;         // bytes of a coming block that are asked for; then the processor has noticed
 constexpr std::int64_t kLeastOfThread = 1 << 20;
 
 struct Lane {
     const std::uint8_t* from;
     std::uint8_t* to;
+    const std::uint8_t* ahead;  // what will be read later: of the next lanes, or `from` again
 };
 
 using CopyLanes = void (*)(const Lane* lanes, int count, std::int64_t bytes);
@@ -47,6 +51,10 @@ AVX512 void stream_lanes_avx512(const Lane* lanes, int count, std::int64_t bytes
         for (int lane = 0; lane < count; ++lane) {
             const std::uint8_t* from = lanes[lane].from + at;
             std::uint8_t* to = lanes[lane].to + at;
+            const std::uint8_t* ahead = lanes[lane].ahead + at;
+            for (int line = 0; line < kStep / 64 && at < kAhead; ++line) {
+                _mm_prefetch(ahead + 64 * line, _MM_HINT_T1);
+            }
             for (int line = 0; line < kStep / 64; ++line) {
                 _mm512_stream_si512(reinterpret_cast<__m512i*>(to + 64 * line), _mm512_loadu_si512(from + 64 * line));
             }
@@ -167,21 +175,28 @@ void copy_items(const Rows& rows, std::int64_t bytes, Run run, const LaneOf& lan
     }
     const CopyLanes copy = copier(run.isa, rows.count * bytes);
     split(rows.count, run.threads, kLeastOfThread / bytes + 1, [&](std::int64_t begin, std::int64_t end) {
-        Lane lanes[kLanes];
-        int filled = 0;
+        Lane groups[2][kLanes];
         std::int64_t row = row_holding(rows, begin);
-        for (std::int64_t item = begin; item < end; ++item) {
-            while (item >= rows.row_ptr[row + 1]) {
-                ++row;
+        const auto fill = [&](Lane* lanes, std::int64_t from) {
+            int filled = 0;
+            for (std::int64_t item = from; item < end && filled < kLanes; ++item) {
+                while (item >= rows.row_ptr[row + 1]) {
+                    ++row;
+                }
+                lanes[filled++] = lane_of(row, item);
             }
-            lanes[filled++] = lane_of(row, item);
-            if (filled == kLanes) {
-                copy(lanes, filled, bytes);
-                filled = 0;
+            return filled;
+        };
+        Lane *now = groups[0], *next = groups[1];
+        int filled = fill(now, begin);
+        for (std::int64_t item = begin; filled; item += kLanes) {
+            const int following = fill(next, item + kLanes);
+            for (int lane = 0; lane < filled; ++lane) {
+                now[lane].ahead = lane < following ? next[lane].from : now[lane].from;
             }
-        }
-        if (filled) {
-            copy(lanes, filled, bytes);
+            copy(now, filled, bytes);
+            std::swap(now, next);
+            filled = following;
         }
         finish_stores();
     });
@@ -193,7 +208,7 @@ void gather(const Pool& pool, const Rows& source, std::uint8_t* out, Run run) {
     check_layers(pool, source.rows);
     check_ids("source", source, 0, pool.blocks, run);
     copy_items(source, pool.block_bytes, run, [&](std::int64_t row, std::int64_t item) {
-        return Lane{pool.area(row, source.ids[item]), out + item * pool.block_bytes};
+        return Lane{pool.area(row, source.ids[item]), out + item * pool.block_bytes, nullptr};
     });
 }
 
@@ -202,7 +217,7 @@ void scatter(const std::uint8_t* staging, const Pool& pool, const Rows& destinat
     check_ids("destination", destination, 0, pool.blocks, run);
     check_unique("destination", destination, pool.blocks);
     copy_items(destination, pool.block_bytes, run, [&](std::int64_t row, std::int64_t item) {
-        return Lane{staging + item * pool.block_bytes, pool.area(row, destination.ids[item])};
+        return Lane{staging + item * pool.block_bytes, pool.area(row, destination.ids[item]), nullptr};
     });
 }
 
@@ -214,12 +229,12 @@ void move(const Pool& pool, const Rows& source, const std::int32_t* destination,
     check_unique("destination", to, pool.blocks);
     check_apart("destination", to, source.ids, pool.blocks);
     copy_items(source, pool.block_bytes, run, [&](std::int64_t row, std::int64_t item) {
-        return Lane{pool.area(row, source.ids[item]), pool.area(row, destination[item])};
+        return Lane{pool.area(row, source.ids[item]), pool.area(row, destination[item]), nullptr};
     });
 }
 
 void stream_copy(const std::uint8_t* from, std::uint8_t* to, std::int64_t bytes, Run run) {
-    const Lane lane{from, to};
+    const Lane lane{from, to, from};
     copier(run.isa, kStreamFrom)(&lane, 1, bytes);
     finish_stores();
 }

@@ -70,7 +70,7 @@ def _case(
         target[...] = mine
         return bool(same.all())
 
-    axes = "[head, token, dim]" if order == HEADS_FIRST else "[token, head, dim]"
+    axes = "to (head, token, dim)" if order == HEADS_FIRST else "to (token, head, dim)"
     return Case(
         path=f"{verb} {'K' if part == K else 'V'}, {axes}",
         size=f"{packed.shape[0]:,} blocks, {packed.size >> 21} MiB",
