@@ -22,6 +22,8 @@ from kvsweep.kernels import _native
 UInt8 = npt.NDArray[np.uint8]
 Call = Callable[[], object]
 
+Clock = Literal["wall", "cpu"]
+CLOCKS: dict[Clock, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.thread_time}
 LONG_ENOUGH_S = 200e-6  # a shorter call is repeated, so that reading the clock does not count
 
 
@@ -67,7 +69,7 @@ class Row(Struct, frozen=True, kw_only=True):
     threads: int = 1
 
 
-def rows_of(case: Case, *, rounds: int, isa: int, threads: int = 1) -> Iterator[Row]:
+def rows_of(case: Case, *, rounds: int, isa: int, threads: int = 1, clock: Clock = "wall") -> Iterator[Row]:
     """Check, measure and yield one row a peer. Raises AssertionError where ours gives another result."""
     if not case.check():
         raise AssertionError(f"{case.path} {case.size}: the native kernel gives another result than the reference")
@@ -87,6 +89,7 @@ def rows_of(case: Case, *, rounds: int, isa: int, threads: int = 1) -> Iterator[
             **{f"peer {name}": call for name, call in case.peers.items()},
         },
         rounds=rounds,
+        clock=clock,
     )
     ours_peak = peak_bytes(case.ours)
     for name, call in case.peers.items():
@@ -110,24 +113,25 @@ def rows_of(case: Case, *, rounds: int, isa: int, threads: int = 1) -> Iterator[
         )
 
 
-def race(contenders: dict[str, Call], *, rounds: int) -> dict[str, float]:
+def race(contenders: dict[str, Call], *, rounds: int, clock: Clock = "wall") -> dict[str, float]:
     """Seconds a call, the minimum over the rounds. In each round every contender runs once, in the same order."""
+    now = CLOCKS[clock]
     repeats = {}
     for name, call in contenders.items():
-        took = _time(call, 1)
-        repeats[name] = 1 if took > LONG_ENOUGH_S else max(1, int(LONG_ENOUGH_S / max(_time(call, 3), 1e-7)))
+        took = _time(call, 1, now)
+        repeats[name] = 1 if took > LONG_ENOUGH_S else max(1, int(LONG_ENOUGH_S / max(_time(call, 3, now), 1e-7)))
     best = dict.fromkeys(contenders, float("inf"))
     for _ in range(rounds):
         for name, call in contenders.items():
-            best[name] = min(best[name], _time(call, repeats[name]))
+            best[name] = min(best[name], _time(call, repeats[name], now))
     return best
 
 
-def _time(call: Call, repeats: int) -> float:
-    started = time.perf_counter()
+def _time(call: Call, repeats: int, now: Callable[[], float]) -> float:
+    started = now()
     for _ in range(repeats):
         call()
-    return (time.perf_counter() - started) / repeats
+    return (now() - started) / repeats
 
 
 @contextmanager

@@ -15,9 +15,10 @@ import torch
 from msgspec import Struct
 from rich.table import Table
 
+from kvsweep.kernels import KernelArgumentError
 from kvsweep.kernels.compiled import ISAS, Isa, NativeKernels
 from kvsweep.scenarios.bench import planner, retain, selector, unpack
-from kvsweep.scenarios.bench.measure import Case, Row, one_core, rows_of
+from kvsweep.scenarios.bench.measure import Case, Clock, Row, one_core, rows_of
 from kvsweep.scenarios.bench.moving import Moving
 
 Name = Literal["planner", "selector", "gather", "scatter", "unpack", "retain"]
@@ -29,12 +30,17 @@ class Report(Struct, frozen=True, kw_only=True):
     rows: list[Row]
 
 
-def run_bench(name: Name, *, rounds: int, quick: bool, threads: int = 1, isa: Isa | None = None) -> Report:
+def run_bench(
+    name: Name, *, rounds: int, quick: bool, threads: int = 1, isa: Isa | None = None, clock: Clock = "wall"
+) -> Report:
     """Measure. All times are minima over `rounds` interleaved rounds in this process, pinned to `threads` cores.
 
     quick  small sizes, to see that it works: its figures say nothing
+    clock  wall, or the CPU time of the calling thread: one thread only, for a machine that others use too
     isa    cap on the instruction set; the limits (copy, read) are measured with the same one
     """
+    if clock == "cpu" and threads != 1:
+        raise KernelArgumentError("clock", "wall where several threads share the work", "cpu")
     native = NativeKernels(threads=threads, isa=isa)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -42,10 +48,10 @@ def run_bench(name: Name, *, rounds: int, quick: bool, threads: int = 1, isa: Is
     try:
         with one_core(threads):
             for case in cases(name, native, quick=quick):
-                rows += rows_of(case, rounds=rounds, isa=ISAS.index(native.isa), threads=threads)
+                rows += rows_of(case, rounds=rounds, isa=ISAS.index(native.isa), threads=threads, clock=clock)
     finally:
         torch.set_num_threads(before)
-    return Report(machine=machine(native), rows=rows)
+    return Report(machine={**machine(native), "clock": clock, "rounds": rounds}, rows=rows)
 
 
 def cases(name: Name, native: NativeKernels, *, quick: bool) -> Iterator[Case]:

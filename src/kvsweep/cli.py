@@ -173,6 +173,9 @@ def bench(
     isa: Annotated[
         Literal["scalar", "avx2", "avx512"] | None, typer.Option(help="Use no better instruction set than this.")
     ] = None,
+    clock: Annotated[
+        Literal["wall", "cpu"], typer.Option(help="CPU time is steadier where others use the machine; one thread only.")
+    ] = "wall",
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: shows that it works, measures nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
 ) -> None:
@@ -182,7 +185,7 @@ def bench(
     except ImportError as error:
         fail(f"bench needs the native kernels and the package's extra 'demo': {error}", USAGE_FAULT)
     try:
-        report = run_bench(name, rounds=rounds, quick=quick, threads=threads, isa=isa)
+        report = run_bench(name, rounds=rounds, quick=quick, threads=threads, isa=isa, clock=clock)
     except KernelArgumentError as error:
         fail(error, USAGE_FAULT)
     if as_json:

@@ -9,7 +9,7 @@ import pytest
 from kvsweep.kernels import Csr
 
 Same = Callable[..., Any]
-# Bytes of a block: below, at and around vectors and the step of interleaving; 2048 × 600 passes the size from which
+# Bytes of a block: below, at and around vectors and the step of interleaving; 2048 × 2100 passes the size from which
 # the caches are bypassed.
 SIZES = [0, 1, 3, 63, 64, 65, 127, 500, 512, 576, 1000, 2048, 4096 + 24]
 
@@ -54,19 +54,19 @@ def test_move_equals_the_reference(same: Same, rng: np.random.Generator, block_b
 @pytest.mark.parametrize("offset", [0, 1, 16, 63])
 def test_any_address_is_written_to_whole(same: Same, rng: np.random.Generator, offset: int) -> None:
     """Lines past the caches start at a multiple of 64; what comes before and after is written too, and no more."""
-    pool = pool_of(rng, 1, 700, 2048)
-    pointers, source = ids_of(rng.integers(0, 700, 600))
+    pool = pool_of(rng, 1, 2300, 2048)
+    pointers, source = ids_of(rng.integers(0, 2300, 2100))
     layers = np.zeros(1, dtype=np.int32)
-    room = np.full(600 * 2048 + 64, 7, dtype=np.uint8)
-    out = room[offset : offset + 600 * 2048].reshape(600, 2048)
+    room = np.full(2100 * 2048 + 64, 7, dtype=np.uint8)
+    out = room[offset : offset + 2100 * 2048].reshape(2100, 2048)
     assert same("gather_blocks", pool, layers, pointers, source, out) is None
 
 
 def test_nothing_around_the_result_is_written(native: Any, rng: np.random.Generator) -> None:
-    pool = pool_of(rng, 1, 700, 2000)
-    pointers, source = ids_of(rng.integers(0, 700, 600))
-    room = np.full(600 * 2000 + 128, 7, dtype=np.uint8)
-    out = room[61 : 61 + 600 * 2000].reshape(600, 2000)
+    pool = pool_of(rng, 1, 2300, 2000)
+    pointers, source = ids_of(rng.integers(0, 2300, 2100))
+    room = np.full(2100 * 2000 + 128, 7, dtype=np.uint8)
+    out = room[61 : 61 + 2100 * 2000].reshape(2100, 2000)
     native.gather_blocks(pool, np.zeros(1, dtype=np.int32), pointers, source, out)
     assert (out == pool[0, source]).all()
     assert (room[:61] == 7).all()

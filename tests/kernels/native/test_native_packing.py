@@ -27,9 +27,9 @@ def test_pack_and_unpack_equal_the_reference(
 @pytest.mark.parametrize("offset", [0, 2, 32, 64])
 @pytest.mark.parametrize("kernel", ["pack_vnni", "unpack_vnni"])
 def test_any_even_address_is_written_to(same: Same, rng: np.random.Generator, kernel: str, offset: int) -> None:
-    """64 blocks of 32 KiB pass the size from which the caches are bypassed, if the address allows it."""
+    """136 blocks of 32 KiB pass the size from which the caches are bypassed, if the address allows it."""
     shape = BlockShape(2, 32, 128, "bfloat16")
-    blocks = rng.integers(0, 256, (64, shape.block_bytes), dtype=np.uint8)
+    blocks = rng.integers(0, 256, (136, shape.block_bytes), dtype=np.uint8)
     room = np.zeros(blocks.size + 128, dtype=np.uint8)
     start = -room.ctypes.data % 64 + offset
     out = room[start : start + blocks.size].reshape(blocks.shape)
