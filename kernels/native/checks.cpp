@@ -10,13 +10,13 @@ namespace kvsweep {
 namespace {
 
 BODY Bounds bounds_body(const std::int32_t* ids, std::int64_t count) {
-    std::int32_t least = ids[0], most = ids[0], negative = 0;
+    std::int32_t least = ids[0], most = ids[0];
     for (std::int64_t at = 0; at < count; ++at) {
-        least = std::min(least, ids[at]);
-        most = std::max(most, ids[at]);
-        negative += ids[at] < 0;  // count fits: a row pointer is 32 bits wide
+        const std::int32_t id = ids[at];
+        least = id < least ? id : least;
+        most = id > most ? id : most;
     }
-    return {least, most, negative};
+    return {least, most};
 }
 
 BODY bool ascending_body(const std::int32_t* ids, std::int64_t count) {
@@ -38,8 +38,6 @@ AVX2 bool ascending_avx2(const std::int32_t* ids, std::int64_t count) { return a
     throw Refused(std::string(argument) + ": expected " + expected);
 }
 
-constexpr std::int64_t kMargin = 64;
-
 }  // namespace
 
 Isa best_isa() {
@@ -58,7 +56,7 @@ Isa best_isa() {
 
 Bounds bounds(const std::int32_t* ids, std::int64_t count, Isa isa) {
     if (count == 0) {
-        return {0, -1, 0};
+        return {0, -1};
     }
 #if KVSWEEP_X86
     if (isa == Isa::avx512) {
@@ -168,14 +166,12 @@ std::uint8_t* marks(std::int64_t limit) {
     thread_local std::unique_ptr<std::uint8_t[]> bytes;
     thread_local std::int64_t room = -1;
     if (limit > room) {
-        // Room to be harvested in whole vectors, and some to grow into.
-        const std::int64_t wanted = (limit + limit / 4 + 2 * kMargin) / kMargin * kMargin;
         bytes.reset();
         room = -1;
-        bytes = std::make_unique<std::uint8_t[]>(static_cast<std::size_t>(wanted + 2 * kMargin));
-        room = wanted;
+        bytes = std::make_unique<std::uint8_t[]>(static_cast<std::size_t>(limit));
+        room = limit;
     }
-    return bytes.get() + kMargin;
+    return bytes.get();
 }
 
 std::uint64_t* words(int slot, std::int64_t count) {

@@ -5,11 +5,10 @@
 
 namespace kvsweep {
 
-// Smallest and largest id and how many are below 0; (0, -1, 0) of none.
+// Smallest and largest id; (0, -1) of none.
 struct Bounds {
     std::int32_t least;
     std::int32_t most;
-    std::int64_t negative;
 };
 
 Bounds bounds(const std::int32_t* ids, std::int64_t count, Isa isa);
@@ -27,7 +26,7 @@ void check_apart(const char* argument, const Rows& rows, const std::int32_t* oth
 std::int64_t row_holding(const Rows& rows, std::int64_t item);
 
 // One byte an id, all 0, kept by each thread from call to call. Whoever sets marks clears them before returning or
-// throwing. marks[-64 .. -1] exist too: a hole (-1) can be marked without asking.
+// throwing.
 std::uint8_t* marks(std::int64_t limit);
 
 // A buffer of the calling thread, kept from call to call; one a slot. Its contents are left over.

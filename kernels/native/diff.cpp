@@ -1,9 +1,8 @@
 // Planning an upload: wanted and not held, filled up where one table serves every row.
 //
-// Rows are marked a byte an id (no read before a write, so sorted ids cost no more than scattered ones), turned into
-// bits, subtracted and written out ascending. Bits are sized by the largest id of all three lists.
+// What is held becomes a bit an id; what is wanted passes where its bit is not set. A selection is ascending, and what
+// passes then is too; another order goes through bits of its own. Bits are sized by the largest id of all three lists.
 #include <algorithm>
-#include <bit>
 #include <string>
 
 #include "checks.hpp"
@@ -27,12 +26,12 @@ class Planner {
                 throw Refused(std::string(name) + ".ids: expected ids inside the sequence");
             }
             largest_ = std::max(largest_, found.most);
-            holes_ = holes_ || found.negative;
+            holes_ = holes_ || found.least < 0;
         }
         words_ = (std::int64_t{largest_} + 64) / 64;
-        marks_ = marks(words_ * 64);
         present_ = words(0, words_);
         chosen_ = words(1, words_);
+        isa_ = run.isa;
     }
 
     DiffSummary run(bool shared_table) {
@@ -54,15 +53,10 @@ class Planner {
     }
 
   private:
-    void mark(const std::int32_t* ids, std::int64_t size) {
-        for (std::int64_t at = 0; at < size; ++at) {
-            marks_[ids[at]] = 1;
-        }
-    }
+    void empty(std::uint64_t* bits) const { std::fill_n(bits, words_, std::uint64_t{0}); }
 
-    std::int64_t harvest(const Rows& rows, std::int64_t row, std::uint64_t* into) {
-        mark(rows.row(row), rows.size(row));
-        return ops_.harvest(marks_, words_, into);
+    static void add(const Rows& rows, std::int64_t row, std::uint64_t* bits) {
+        set_bits(rows.row(row), rows.size(row), bits);
     }
 
     static void refuse_twice(const char* name, bool twice) {
@@ -74,7 +68,9 @@ class Planner {
     void check_tail() {
         for (std::int64_t row = 0; row < tail_.rows; ++row) {
             if (tail_.size(row)) {
-                refuse_twice("tail", harvest(tail_, row, present_) != tail_.size(row));
+                empty(present_);
+                add(tail_, row, present_);
+                refuse_twice("tail", ops_.count(present_, words_) != tail_.size(row));
             }
         }
     }
@@ -83,16 +79,41 @@ class Planner {
     void base(bool without_held) {
         std::int64_t written = 0;
         for (std::int64_t row = 0; row < want_.rows; ++row) {
-            std::int64_t left = harvest(want_, row, chosen_);
-            refuse_twice("want", left != want_.size(row));
-            if (without_held && held_.size(row)) {
-                const std::int64_t set = harvest(held_, row, present_);
-                refuse_twice("held", set + holes_in(row) != held_.size(row));
-                left = ops_.subtract(chosen_, present_, words_);
+            empty(present_);
+            if (without_held) {
+                add_held(row);
+                refuse_twice("held", ops_.count(present_, words_) + holes_in(row) != held_.size(row));
+            }
+            const std::int32_t* wanted = want_.row(row);
+            const std::int64_t size = want_.size(row);
+            std::int32_t* to = out_.upload_ids + written;
+            std::int64_t left = 0;
+            if (ascending(wanted, size, isa_)) {
+                left = ops_.absent(wanted, size, present_, to, out_.capacity - written);
+            } else {
+                empty(chosen_);
+                set_bits(wanted, size, chosen_);
+                refuse_twice("want", ops_.count(chosen_, words_) != size);
+                for (std::int64_t word = 0; word < words_; ++word) {
+                    chosen_[word] &= ~present_[word];
+                }
+                left = ops_.emit(chosen_, words_, to, out_.capacity - written);
             }
             out_.new_per_row[row] = static_cast<std::int32_t>(left);
-            ops_.emit(chosen_, words_, out_.upload_ids + written, out_.capacity - written);
             written += left;
+        }
+    }
+
+    void add_held(std::int64_t row) {
+        if (!holes_) {
+            add(held_, row, present_);
+            return;
+        }
+        for (std::int64_t at = 0; at < held_.size(row); ++at) {
+            const std::int32_t id = held_.row(row)[at];
+            if (id >= 0) {
+                set_bits(&id, 1, present_);
+            }
         }
     }
 
@@ -130,19 +151,19 @@ class Planner {
     }
 
     std::int32_t pads(std::int64_t row, std::int32_t need, bool without_held) {
-        mark(want_.row(row), want_.size(row));
+        empty(present_);
+        add(want_, row, present_);
         if (without_held) {
-            mark(held_.row(row), held_.size(row));
+            add_held(row);
         }
         std::int32_t* pad = out_.pad_ids + out_.pad_ptr[row];
         std::int32_t found = 0;
         const std::int32_t* candidates = tail_.row(row);
         for (std::int64_t at = 0; at < tail_.size(row) && found < need; ++at) {
-            if (!marks_[candidates[at]]) {
+            if (!has_bit(present_, candidates[at])) {
                 pad[found++] = candidates[at];
             }
         }
-        ops_.harvest(marks_, words_, present_);
         return found;
     }
 
@@ -167,12 +188,10 @@ class Planner {
                 continue;
             }
             std::int32_t* pad = out_.pad_ids + out_.pad_ptr[row];
-            mark(pad, padding);
-            ops_.harvest(marks_, words_, chosen_);
+            empty(chosen_);
+            set_bits(pad, padding, chosen_);
             ops_.emit(chosen_, words_, pad, padding);
-            for (std::int32_t at = 0; at < size; ++at) {
-                chosen_[base[at] / 64] |= std::uint64_t{1} << base[at] % 64;
-            }
+            set_bits(base, size, chosen_);
             ops_.emit(chosen_, words_, upload, size + padding);
         }
     }
@@ -183,7 +202,7 @@ class Planner {
     std::int32_t largest_ = -1;
     bool holes_ = false;
     std::int64_t words_ = 0;
-    std::uint8_t* marks_ = nullptr;
+    Isa isa_ = Isa::scalar;
     std::uint64_t *present_ = nullptr, *chosen_ = nullptr;
 };
 

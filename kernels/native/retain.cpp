@@ -1,4 +1,5 @@
 // Retention: tables of kept slots, which rows are equal, and which blocks nobody reads any more.
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -12,7 +13,7 @@ namespace {
 
 // A number that equal rows share; rows that share it are compared.
 BODY std::uint64_t digest_body(const std::int32_t* ids, std::int64_t size) {
-    constexpr int lanes = 32;
+    constexpr int lanes = 64;
     std::uint32_t state[lanes];
     for (int lane = 0; lane < lanes; ++lane) {
         state[lane] = 0x9E3779B9u * static_cast<std::uint32_t>(lane + 1);
@@ -159,17 +160,11 @@ std::int64_t retired(const std::int32_t* owned, std::int64_t owned_count, const 
         throw Refused("referenced: expected blocks of the pool");
     }
     const std::int64_t count = (std::int64_t{mine.most > theirs.most ? mine.most : theirs.most} + 64) / 64;
-    std::uint8_t* seen = marks(count * 64);
     std::uint64_t* left = words(0, count);
-    for (std::int64_t at = 0; at < owned_count; ++at) {
-        seen[owned[at]] = 1;
-    }
-    for (std::int64_t at = 0; at < referenced_count; ++at) {
-        seen[referenced[at]] = 0;
-    }
-    const SetOps& ops = set_ops(run.isa);
-    ops.harvest(seen, count, left);
-    return ops.emit(left, count, out, room);
+    std::fill_n(left, count, std::uint64_t{0});
+    set_bits(owned, owned_count, left);
+    clear_bits(referenced, referenced_count, left);
+    return set_ops(run.isa).emit(left, count, out, room);
 }
 
 }  // namespace kvsweep

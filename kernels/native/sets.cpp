@@ -1,36 +1,31 @@
 #include "sets.hpp"
 
 #include <bit>
-#include <cstring>
 
 #include "target.hpp"
 
 namespace kvsweep {
 namespace {
 
-BODY std::int64_t harvest_body(std::uint8_t* marks, std::int64_t count, std::uint64_t* words) {
+BODY std::int64_t count_body(const std::uint64_t* words, std::int64_t count) {
     std::int64_t set = 0;
     for (std::int64_t word = 0; word < count; ++word) {
-        std::uint64_t bits = 0;
-        for (int eight = 0; eight < 8; ++eight) {
-            std::uint64_t bytes = 0;
-            std::memcpy(&bytes, marks + 64 * word + 8 * eight, 8);
-            bits |= (bytes * 0x0102040810204080ULL >> 56) << 8 * eight;  // one mark a byte becomes one bit a mark
-        }
-        std::memset(marks + 64 * word, 0, 64);
-        words[word] = bits;
-        set += std::popcount(bits);
+        set += std::popcount(words[word]);
     }
     return set;
 }
 
-BODY std::int64_t subtract_body(std::uint64_t* words, const std::uint64_t* without, std::int64_t count) {
-    std::int64_t set = 0;
-    for (std::int64_t word = 0; word < count; ++word) {
-        words[word] &= ~without[word];
-        set += std::popcount(words[word]);
+// Every id is written, and the place moves on past those that are kept: `room` is for the last one that is not.
+BODY std::int64_t absent_body(const std::int32_t* from, std::int64_t count, const std::uint64_t* words,
+                              std::int32_t* ids, std::int64_t room) {
+    std::int64_t kept = 0;
+    for (std::int64_t at = 0; at < count; ++at) {
+        if (kept < room) {
+            ids[kept] = from[at];
+        }
+        kept += !has_bit(words, from[at]);
     }
-    return set;
+    return kept;
 }
 
 BODY std::int64_t emit_body(const std::uint64_t* words, std::int64_t count, std::int32_t* ids, std::int64_t) {
@@ -43,59 +38,48 @@ BODY std::int64_t emit_body(const std::uint64_t* words, std::int64_t count, std:
     return next - ids;
 }
 
-std::int64_t harvest_scalar(std::uint8_t* m, std::int64_t n, std::uint64_t* w) { return harvest_body(m, n, w); }
-std::int64_t subtract_scalar(std::uint64_t* w, const std::uint64_t* o, std::int64_t n) { return subtract_body(w, o, n); }
+std::int64_t count_scalar(const std::uint64_t* w, std::int64_t n) { return count_body(w, n); }
+std::int64_t absent_scalar(const std::int32_t* from, std::int64_t n, const std::uint64_t* w, std::int32_t* ids,
+                           std::int64_t room) {
+    return absent_body(from, n, w, ids, room);
+}
 std::int64_t emit_scalar(const std::uint64_t* w, std::int64_t n, std::int32_t* ids, std::int64_t room) {
     return emit_body(w, n, ids, room);
 }
 
 #if KVSWEEP_X86
 
-AVX2 std::int64_t harvest_avx2(std::uint8_t* marks, std::int64_t count, std::uint64_t* words) {
-    std::int64_t set = 0;
-    for (std::int64_t word = 0; word < count; ++word) {
-        auto* halves = reinterpret_cast<__m256i*>(marks + 64 * word);
-        const auto bits_of = [](__m256i half) __attribute__((target("avx2"))) {
-            return static_cast<std::uint32_t>(_mm256_movemask_epi8(_mm256_slli_epi16(half, 7)));
-        };
-        const std::uint64_t bits = bits_of(_mm256_loadu_si256(halves)) |
-                                   std::uint64_t{bits_of(_mm256_loadu_si256(halves + 1))} << 32;
-        _mm256_storeu_si256(halves, _mm256_setzero_si256());
-        _mm256_storeu_si256(halves + 1, _mm256_setzero_si256());
-        words[word] = bits;
-        set += std::popcount(bits);
-    }
-    return set;
-}
-
-AVX2 std::int64_t subtract_avx2(std::uint64_t* w, const std::uint64_t* o, std::int64_t n) {
-    return subtract_body(w, o, n);
+AVX2 std::int64_t count_avx2(const std::uint64_t* w, std::int64_t n) { return count_body(w, n); }
+AVX2 std::int64_t absent_avx2(const std::int32_t* from, std::int64_t n, const std::uint64_t* w, std::int32_t* ids,
+                              std::int64_t room) {
+    return absent_body(from, n, w, ids, room);
 }
 
 AVX2 std::int64_t emit_avx2(const std::uint64_t* w, std::int64_t n, std::int32_t* ids, std::int64_t room) {
     return emit_body(w, n, ids, room);
 }
 
-AVX512 std::int64_t harvest_avx512(std::uint8_t* marks, std::int64_t count, std::uint64_t* words) {
-    std::int64_t set = 0;
-    for (std::int64_t word = 0; word < count; ++word) {
-        const __m512i line = _mm512_loadu_si512(marks + 64 * word);
-        const std::uint64_t bits = _cvtmask64_u64(_mm512_test_epi8_mask(line, line));
-        _mm512_storeu_si512(marks + 64 * word, _mm512_setzero_si512());
-        words[word] = bits;
-        set += std::popcount(bits);
+AVX512 std::int64_t absent_avx512(const std::int32_t* from, std::int64_t count, const std::uint64_t* words,
+                                  std::int32_t* ids, std::int64_t room) {
+    const __m512i one = _mm512_set1_epi32(1), place = _mm512_set1_epi32(31);
+    std::int64_t kept = 0;
+    for (std::int64_t at = 0; at < count; at += 16) {
+        const __mmask16 there = at + 16 <= count ? 0xffff : static_cast<__mmask16>((1u << (count - at)) - 1);
+        const __m512i some = _mm512_maskz_loadu_epi32(there, from + at);
+        const __m512i half_words =
+            _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), there, _mm512_srli_epi32(some, 5), words, 4);
+        const __m512i bit = _mm512_sllv_epi32(one, _mm512_and_si512(some, place));
+        const __mmask16 absent = _mm512_mask_testn_epi32_mask(there, half_words, bit);
+        const int set = std::popcount(static_cast<unsigned>(absent));
+        const __m512i packed = _mm512_maskz_compress_epi32(absent, some);
+        if (kept + 16 <= room) {
+            _mm512_storeu_si512(ids + kept, packed);
+        } else {
+            _mm512_mask_storeu_epi32(ids + kept, static_cast<__mmask16>((1u << set) - 1), packed);
+        }
+        kept += set;
     }
-    return set;
-}
-
-AVX512 std::int64_t subtract_avx512(std::uint64_t* words, const std::uint64_t* without, std::int64_t count) {
-    std::int64_t set = 0;
-    for (std::int64_t word = 0; word < count; ++word) {
-        const std::uint64_t left = words[word] & ~without[word];
-        words[word] = left;
-        set += std::popcount(left);
-    }
-    return set;
+    return kept;
 }
 
 AVX512 std::int64_t emit_avx512(const std::uint64_t* words, std::int64_t count, std::int32_t* ids, std::int64_t room) {
@@ -131,8 +115,8 @@ AVX512 std::int64_t emit_avx512(const std::uint64_t* words, std::int64_t count, 
 
 const SetOps& set_ops(Isa isa) {
 #if KVSWEEP_X86
-    static constexpr SetOps avx512{harvest_avx512, subtract_avx512, emit_avx512};
-    static constexpr SetOps avx2{harvest_avx2, subtract_avx2, emit_avx2};
+    static constexpr SetOps avx512{count_avx2, emit_avx512, absent_avx512};
+    static constexpr SetOps avx2{count_avx2, emit_avx2, absent_avx2};
     if (isa == Isa::avx512) {
         return avx512;
     }
@@ -142,7 +126,7 @@ const SetOps& set_ops(Isa isa) {
 #else
     (void)isa;
 #endif
-    static constexpr SetOps scalar{harvest_scalar, subtract_scalar, emit_scalar};
+    static constexpr SetOps scalar{count_scalar, emit_scalar, absent_scalar};
     return scalar;
 }
 

@@ -1,17 +1,43 @@
-// Sets of ids as marks (a byte an id) and as words (a bit an id).
+// Sets of ids as words, a bit an id.
 #pragma once
+
+#include <bit>
 
 #include "core.hpp"
 
 namespace kvsweep {
 
+// Sets the bit of each id. Four places of the list in turn: neighbours of an ascending list share a word, and each
+// would wait for the store of the one before.
+inline void set_bits(const std::int32_t* ids, std::int64_t count, std::uint64_t* words) {
+    const auto set = [words](std::int32_t id) { words[id >> 6] |= std::uint64_t{1} << (id & 63); };
+    const std::int64_t quarter = count / 4;
+    for (std::int64_t at = 0; at < quarter; ++at) {
+        set(ids[at]);
+        set(ids[at + quarter]);
+        set(ids[at + 2 * quarter]);
+        set(ids[at + 3 * quarter]);
+    }
+    for (std::int64_t at = 4 * quarter; at < count; ++at) {
+        set(ids[at]);
+    }
+}
+
+inline void clear_bits(const std::int32_t* ids, std::int64_t count, std::uint64_t* words) {
+    for (std::int64_t at = 0; at < count; ++at) {
+        words[ids[at] >> 6] &= ~(std::uint64_t{1} << (ids[at] & 63));
+    }
+}
+
+inline bool has_bit(const std::uint64_t* words, std::int32_t id) { return words[id >> 6] >> (id & 63) & 1; }
+
 struct SetOps {
-    // Turns 64 * count marks into count words and clears the marks; returns how many bits are set.
-    std::int64_t (*harvest)(std::uint8_t* marks, std::int64_t count, std::uint64_t* words);
-    // words[i] &= ~without[i]; returns how many bits are left.
-    std::int64_t (*subtract)(std::uint64_t* words, const std::uint64_t* without, std::int64_t count);
+    std::int64_t (*count)(const std::uint64_t* words, std::int64_t count);
     // Writes the ids of the set bits, ascending, and nothing beyond `room`, which all of them fit in.
     std::int64_t (*emit)(const std::uint64_t* words, std::int64_t count, std::int32_t* ids, std::int64_t room);
+    // Writes those of `from` whose bit is not set, in their order, and nothing beyond `room`; returns how many.
+    std::int64_t (*absent)(const std::int32_t* from, std::int64_t count, const std::uint64_t* words, std::int32_t* ids,
+                           std::int64_t room);
 };
 
 const SetOps& set_ops(Isa isa);

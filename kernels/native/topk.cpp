@@ -1,8 +1,8 @@
 // The best k of each row by (-score, id), -0.0 equal to +0.0.
 //
-// A sample says what score the k-th best has, roughly; one pass keeps what is at least that good, checks that every
-// score is finite and leaves some more than k survivors in id order. A bisection over their bits finds the exact
-// bound; ties at the bound go to the lower ids. Only what is chosen is sorted, by radix.
+// A sample says what score the k-th best has, roughly; one pass checks that every score is finite and sets a bit for
+// what is at least that good, which leaves some more than k survivors in id order. A bisection over their keys finds the
+// exact bound; ties at the bound go to the lower ids. Only what is chosen is sorted, by radix.
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -12,12 +12,13 @@
 
 #include "core.hpp"
 #include "parallel.hpp"
+#include "sets.hpp"
 #include "topk.hpp"
 
 namespace kvsweep {
 namespace {
 
-constexpr std::int64_t kSample = 1024;
+constexpr std::int64_t kSample = 512;
 constexpr std::int64_t kSampleFrom = 4096;       // shorter rows: everything survives
 constexpr std::int64_t kLeastOfThread = 1 << 17; // scores
 
@@ -29,6 +30,8 @@ class Selector {
           k_(k),
           emit_(emit),
           ops_(rank_ops(isa)),
+          sets_(set_ops(isa)),
+          bits_(static_cast<std::size_t>((n + 63) / 64)),
           keys_(padded(n)),
           ids_(padded(n)),
           sorted_keys_(emit == Emit::best_first ? padded(k) : 0),
@@ -37,13 +40,18 @@ class Selector {
 
     // False for a score that is not finite.
     bool row(const float* scores, std::int32_t* out) {
-        const float bound = sampled_bound(scores);
-        std::int64_t found = 0;
-        if (!ops_.survivors(scores, n_, bound, keys_.data(), ids_.data(), &found)) {
+        if (!ops_.reach(scores, n_, sampled_bound(scores), bits_.data())) {
             return false;
         }
+        const auto count = static_cast<std::int64_t>(bits_.size());
+        std::int64_t found = sets_.count(bits_.data(), count);
         if (found < k_) {  // the sample was not like the row
-            ops_.survivors(scores, n_, -std::numeric_limits<float>::infinity(), keys_.data(), ids_.data(), &found);
+            ops_.reach(scores, n_, -std::numeric_limits<float>::infinity(), bits_.data());
+            found = n_;
+        }
+        sets_.emit(bits_.data(), count, ids_.data(), n_);
+        if (found > k_ || emit_ == Emit::best_first) {
+            ops_.keys(scores, ids_.data(), found, keys_.data());
         }
         if (found > k_) {
             keep_best(found);
@@ -99,22 +107,17 @@ class Selector {
             return;
         }
         const std::uint32_t bound = bound_of(keys_.data(), found, k_, 0);
-        const std::int64_t left = ops_.keep_from(keys_.data(), ids_.data(), found, bound);
-        if (left == k_) {
-            return;
-        }
-        std::int64_t ties = k_ - ops_.count_from(keys_.data(), left, bound + 1);  // not all keys are the largest one
-        std::int64_t kept = 0;
-        for (std::int64_t at = 0; at < left; ++at) {
-            const auto from = static_cast<std::size_t>(at), to = static_cast<std::size_t>(kept);
-            const bool tie = keys_[from] == bound;
-            if (tie && ties == 0) {
-                continue;
-            }
+        // Not all keys are the largest one, or the bound would be reached by k of them only where k are there.
+        std::int64_t ties = k_ - ops_.count_from(keys_.data(), found, bound + 1);
+        std::uint32_t* keys = keys_.data();
+        std::int32_t* ids = ids_.data();
+        for (std::int64_t at = 0, kept = 0; at < found; ++at) {  // no branches: what is kept follows no pattern
+            const std::uint32_t key = keys[at];
+            keys[kept] = key;
+            ids[kept] = ids[at];
+            const int tie = key == bound;
+            kept += static_cast<int>(key > bound) | (tie & static_cast<int>(ties > 0));
             ties -= tie;
-            keys_[to] = keys_[from];
-            ids_[to] = ids_[from];
-            ++kept;
         }
     }
 
@@ -162,6 +165,8 @@ class Selector {
     std::int64_t n_, k_;
     Emit emit_;
     const RankOps& ops_;
+    const SetOps& sets_;
+    std::vector<std::uint64_t> bits_;
     std::vector<std::uint32_t> keys_;
     std::vector<std::int32_t> ids_;
     std::vector<std::uint32_t> sorted_keys_;

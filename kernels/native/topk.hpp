@@ -17,13 +17,10 @@ inline float score_of(std::uint32_t key) {
 }
 
 struct RankOps {
-    // Keys and ids of the scores that are at least `bound`, in id order; false if any score is not finite. keys and
-    // ids have room for n + 16.
-    bool (*survivors)(const float* scores, std::int64_t n, float bound, std::uint32_t* keys, std::int32_t* ids,
-                      std::int64_t* found);
+    // Sets the bits of the scores that are at least `bound` in (n + 63) / 64 words; false if any is not finite.
+    bool (*reach)(const float* scores, std::int64_t n, float bound, std::uint64_t* words);
+    void (*keys)(const float* scores, const std::int32_t* ids, std::int64_t count, std::uint32_t* keys);
     std::int64_t (*count_from)(const std::uint32_t* keys, std::int64_t count, std::uint32_t bound);
-    // Moves what is at least `bound` to the front, in order; returns how many.
-    std::int64_t (*keep_from)(std::uint32_t* keys, std::int32_t* ids, std::int64_t count, std::uint32_t bound);
     void (*range)(const std::uint32_t* keys, std::int64_t count, std::uint32_t* least, std::uint32_t* most);
 };
 

@@ -9,18 +9,24 @@ namespace {
 
 constexpr std::uint32_t kExponent = 0x7f800000u;  // all ones: infinite or not a number
 
-BODY bool survivors_body(const float* scores, std::int64_t n, float bound, std::uint32_t* keys, std::int32_t* ids,
-                         std::int64_t* found) {
+BODY bool reach_body(const float* scores, std::int64_t n, float bound, std::uint64_t* words) {
     std::uint32_t largest = 0;
-    std::int64_t kept = 0;
-    for (std::int64_t at = 0; at < n; ++at) {
-        largest = std::max(largest, std::bit_cast<std::uint32_t>(scores[at]) & 0x7fffffffu);
-        keys[kept] = key_of(scores[at]);
-        ids[kept] = static_cast<std::int32_t>(at);
-        kept += scores[at] >= bound;
+    for (std::int64_t at = 0; at < n; at += 64) {
+        std::uint64_t bits = 0;
+        const std::int64_t stop = std::min<std::int64_t>(n - at, 64);
+        for (std::int64_t one = 0; one < stop; ++one) {
+            largest = std::max(largest, std::bit_cast<std::uint32_t>(scores[at + one]) & 0x7fffffffu);
+            bits |= std::uint64_t{scores[at + one] >= bound} << one;
+        }
+        words[at / 64] = bits;
     }
-    *found = kept;
     return largest < kExponent;
+}
+
+BODY void keys_body(const float* scores, const std::int32_t* ids, std::int64_t count, std::uint32_t* keys) {
+    for (std::int64_t at = 0; at < count; ++at) {
+        keys[at] = key_of(scores[ids[at]]);
+    }
 }
 
 BODY std::int64_t count_body(const std::uint32_t* keys, std::int64_t count, std::uint32_t bound) {
@@ -29,17 +35,6 @@ BODY std::int64_t count_body(const std::uint32_t* keys, std::int64_t count, std:
         reached += keys[at] >= bound;
     }
     return reached;
-}
-
-BODY std::int64_t keep_body(std::uint32_t* keys, std::int32_t* ids, std::int64_t count, std::uint32_t bound) {
-    std::int64_t kept = 0;
-    for (std::int64_t at = 0; at < count; ++at) {
-        const std::uint32_t key = keys[at];
-        keys[kept] = key;
-        ids[kept] = ids[at];
-        kept += key >= bound;
-    }
-    return kept;
 }
 
 BODY void range_body(const std::uint32_t* keys, std::int64_t count, std::uint32_t* least, std::uint32_t* most) {
@@ -52,20 +47,17 @@ BODY void range_body(const std::uint32_t* keys, std::int64_t count, std::uint32_
     *most = high;
 }
 
-bool survivors_scalar(const float* s, std::int64_t n, float b, std::uint32_t* k, std::int32_t* i, std::int64_t* f) {
-    return survivors_body(s, n, b, k, i, f);
-}
+bool reach_scalar(const float* s, std::int64_t n, float b, std::uint64_t* w) { return reach_body(s, n, b, w); }
+void keys_scalar(const float* s, const std::int32_t* i, std::int64_t n, std::uint32_t* k) { keys_body(s, i, n, k); }
 std::int64_t count_scalar(const std::uint32_t* k, std::int64_t n, std::uint32_t b) { return count_body(k, n, b); }
-std::int64_t keep_scalar(std::uint32_t* k, std::int32_t* i, std::int64_t n, std::uint32_t b) {
-    return keep_body(k, i, n, b);
-}
 void range_scalar(const std::uint32_t* k, std::int64_t n, std::uint32_t* l, std::uint32_t* m) { range_body(k, n, l, m); }
 
 #if KVSWEEP_X86
 
 AVX2 std::int64_t count_avx2(const std::uint32_t* k, std::int64_t n, std::uint32_t b) { return count_body(k, n, b); }
-AVX2 std::int64_t keep_avx2(std::uint32_t* k, std::int32_t* i, std::int64_t n, std::uint32_t b) {
-    return keep_body(k, i, n, b);
+AVX2 void keys_avx2(const float* s, const std::int32_t* i, std::int64_t n, std::uint32_t* k) { keys_body(s, i, n, k); }
+AVX512 void keys_avx512(const float* s, const std::int32_t* i, std::int64_t n, std::uint32_t* k) {
+    keys_body(s, i, n, k);
 }
 AVX2 void range_avx2(const std::uint32_t* k, std::int64_t n, std::uint32_t* l, std::uint32_t* m) {
     range_body(k, n, l, m);
@@ -75,70 +67,48 @@ AVX512 void range_avx512(const std::uint32_t* k, std::int64_t n, std::uint32_t* 
     range_body(k, n, l, m);
 }
 
-AVX2 bool survivors_avx2(const float* scores, std::int64_t n, float bound, std::uint32_t* keys, std::int32_t* ids,
-                         std::int64_t* found) {
+AVX2 bool reach_avx2(const float* scores, std::int64_t n, float bound, std::uint64_t* words) {
     const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
     const __m256 least = _mm256_set1_ps(bound);
     __m256i largest = _mm256_setzero_si256();
-    std::int64_t kept = 0, at = 0;
-    for (; at + 8 <= n; at += 8) {
-        const __m256 eight = _mm256_loadu_ps(scores + at);
-        largest = _mm256_max_epi32(largest, _mm256_and_si256(_mm256_castps_si256(eight), magnitude));
-        auto reached = static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(eight, least, _CMP_GE_OQ)));
-        for (; reached; reached &= reached - 1) {
-            const std::int64_t one = at + std::countr_zero(reached);
-            keys[kept] = key_of(scores[one]);
-            ids[kept++] = static_cast<std::int32_t>(one);
+    const std::int64_t whole = n / 64 * 64;
+    for (std::int64_t at = 0; at < whole; at += 64) {
+        std::uint64_t bits = 0;
+        for (int part = 0; part < 8; ++part) {
+            const __m256 eight = _mm256_loadu_ps(scores + at + 8 * part);
+            largest = _mm256_max_epi32(largest, _mm256_and_si256(_mm256_castps_si256(eight), magnitude));
+            const int reached = _mm256_movemask_ps(_mm256_cmp_ps(eight, least, _CMP_GE_OQ));
+            bits |= static_cast<std::uint64_t>(reached) << (8 * part);
         }
+        words[at / 64] = bits;
     }
     alignas(32) std::uint32_t lanes[8];
     _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), largest);
     const bool finite = *std::max_element(lanes, lanes + 8) < kExponent;
-    std::int64_t rest = 0;
-    const bool rest_finite = survivors_body(scores + at, n - at, bound, keys + kept, ids + kept, &rest);
-    for (std::int64_t one = kept; one < kept + rest; ++one) {
-        ids[one] += static_cast<std::int32_t>(at);
-    }
-    *found = kept + rest;
-    return finite && rest_finite;
+    return reach_body(scores + whole, n - whole, bound, words + whole / 64) && finite;
 }
 
-AVX512 bool survivors_avx512(const float* scores, std::int64_t n, float bound, std::uint32_t* keys, std::int32_t* ids,
-                             std::int64_t* found) {
-    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff), sign = _mm512_set1_epi32(static_cast<int>(0x80000000u));
-    const __m512 least = _mm512_set1_ps(bound), zero = _mm512_setzero_ps();
-    const __m512i step = _mm512_set1_epi32(16);
-    __m512i largest = _mm512_setzero_si512();
-    __m512i number = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    std::int64_t kept = 0;
-    for (std::int64_t at = 0; at < n; at += 16) {
-        const __mmask16 there = at + 16 <= n ? 0xffff : static_cast<__mmask16>((1u << (n - at)) - 1);
-        const __m512 sixteen = _mm512_maskz_loadu_ps(there, scores + at);
-        largest = _mm512_max_epu32(largest, _mm512_and_si512(_mm512_castps_si512(sixteen), magnitude));
-        const __mmask16 reached = _mm512_mask_cmp_ps_mask(there, sixteen, least, _CMP_GE_OQ);
-        const __m512i bits = _mm512_castps_si512(_mm512_add_ps(sixteen, zero));
-        const __m512i key = _mm512_xor_si512(bits, _mm512_or_si512(_mm512_srai_epi32(bits, 31), sign));
-        _mm512_storeu_si512(keys + kept, _mm512_maskz_compress_epi32(reached, key));
-        _mm512_storeu_si512(ids + kept, _mm512_maskz_compress_epi32(reached, number));
-        kept += __builtin_popcount(reached);
-        number = _mm512_add_epi32(number, step);
+AVX512 bool reach_avx512(const float* scores, std::int64_t n, float bound, std::uint64_t* words) {
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    const __m512 least = _mm512_set1_ps(bound);
+    __m512i largest[4] = {};
+    for (std::int64_t at = 0; at < n; at += 64) {
+        const std::int64_t left = n - at;
+        const std::uint64_t there = left >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << left) - 1;
+        std::uint64_t bits = 0;
+#pragma GCC unroll 4
+        for (int part = 0; part < 4; ++part) {
+            const auto some = static_cast<__mmask16>(there >> (16 * part));
+            const __m512 sixteen = _mm512_maskz_loadu_ps(some, scores + at + 16 * part);
+            const __m512i bare = _mm512_and_si512(_mm512_castps_si512(sixteen), magnitude);
+            largest[part] = _mm512_max_epu32(largest[part], bare);
+            const __mmask16 reached = _mm512_mask_cmp_ps_mask(some, sixteen, least, _CMP_GE_OQ);
+            bits |= static_cast<std::uint64_t>(reached) << (16 * part);
+        }
+        words[at / 64] = bits;
     }
-    *found = kept;
-    return _mm512_reduce_max_epu32(largest) < kExponent;
-}
-
-AVX512 std::int64_t keep_avx512(std::uint32_t* keys, std::int32_t* ids, std::int64_t count, std::uint32_t bound) {
-    const __m512i least = _mm512_set1_epi32(static_cast<int>(bound));
-    std::int64_t kept = 0;
-    for (std::int64_t at = 0; at < count; at += 16) {  // both have 16 more than count: whole vectors may be read
-        const __mmask16 there = at + 16 <= count ? 0xffff : static_cast<__mmask16>((1u << (count - at)) - 1);
-        const __m512i key = _mm512_loadu_si512(keys + at), id = _mm512_loadu_si512(ids + at);
-        const __mmask16 reached = _mm512_mask_cmpge_epu32_mask(there, key, least);
-        _mm512_storeu_si512(keys + kept, _mm512_maskz_compress_epi32(reached, key));
-        _mm512_storeu_si512(ids + kept, _mm512_maskz_compress_epi32(reached, id));
-        kept += __builtin_popcount(reached);
-    }
-    return kept;
+    const __m512i low = _mm512_max_epu32(largest[0], largest[1]), high = _mm512_max_epu32(largest[2], largest[3]);
+    return _mm512_reduce_max_epu32(_mm512_max_epu32(low, high)) < kExponent;
 }
 
 #endif
@@ -147,8 +117,8 @@ AVX512 std::int64_t keep_avx512(std::uint32_t* keys, std::int32_t* ids, std::int
 
 const RankOps& rank_ops(Isa isa) {
 #if KVSWEEP_X86
-    static constexpr RankOps avx512{survivors_avx512, count_avx512, keep_avx512, range_avx512};
-    static constexpr RankOps avx2{survivors_avx2, count_avx2, keep_avx2, range_avx2};
+    static constexpr RankOps avx512{reach_avx512, keys_avx512, count_avx512, range_avx512};
+    static constexpr RankOps avx2{reach_avx2, keys_avx2, count_avx2, range_avx2};
     if (isa == Isa::avx512) {
         return avx512;
     }
@@ -158,7 +128,7 @@ const RankOps& rank_ops(Isa isa) {
 #else
     (void)isa;
 #endif
-    static constexpr RankOps scalar{survivors_scalar, count_scalar, keep_scalar, range_scalar};
+    static constexpr RankOps scalar{reach_scalar, keys_scalar, count_scalar, range_scalar};
     return scalar;
 }
 
