@@ -46,10 +46,11 @@ def pack_vnni(
     /,
 ) -> None: ...
 
-# Ids that upload_ids (and pad_ids, where one table serves all rows) must have room for.
-def diff_capacity(row_ptr: Int32, ids: Int32, shared_table: bool, /) -> int: ...
+# Ids of the largest possible plan of a shared table.
+def diff_capacity(row_ptr: Int32, ids: Int32, /) -> int: ...
 
-# Returns (full, common_new_slots, largest_id).
+# room: row pointers of upload and pad; new, truncated and unfilled a row; ids of upload, and of pad if shared.
+# Returns (full, common_new_slots, largest_id, ids uploaded, ids of padding).
 def plan_diff(
     want_ptr: Int32,
     want_ids: Int32,
@@ -59,15 +60,10 @@ def plan_diff(
     held_ids: Int32,
     limit: int,
     shared_table: bool,
-    upload_ptr: Int32,
-    upload_ids: Int32,
-    pad_ptr: Int32,
-    pad_ids: Int32,
-    new_per_row: Int32,
-    unfilled_per_row: Int32,
+    room: Int32,
     isa: int,
     /,
-) -> tuple[bool, int, int]: ...
+) -> tuple[bool, int, int, int, int]: ...
 
 # emit: 0 best first, 1 ascending; k is the length of out's rows
 def select_top(scores: Float32, out: Int32, emit: int, isa: int, threads: int, /) -> None: ...

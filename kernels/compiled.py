@@ -93,17 +93,15 @@ class NativeKernels:
 
     def plan_diff(self, want: Csr, tail: Csr, held: Csr, *, sequence_blocks: int, shared_table: bool) -> DiffPlan:
         """See kvsweep.kernels.diff.plan_diff."""
-        limit = check_integer("sequence_blocks", sequence_blocks, least=0)
-        shared = bool(shared_table)
+        # One allocation, and few steps: a short plan costs no more than these.
         try:
+            limit = check_integer("sequence_blocks", sequence_blocks, least=0)
             want_ptr, want_ids = want.row_ptr, want.ids
-            capacity = _native.diff_capacity(want_ptr, want_ids, shared)
             rows = want_ptr.size - 1
-            figures = np.zeros((5, rows + 1), dtype=np.int32)
-            ids = np.empty((2 if shared else 1, capacity), dtype=np.int32)
-            upload_ptr, pad_ptr, new, unfilled = figures[0], figures[1], figures[2, 1:], figures[3, 1:]
-            upload, pad = ids[0], ids[1] if shared else ids[0, :0]
-            full, common, largest = _native.plan_diff(
+            capacity = _native.diff_capacity(want_ptr, want_ids) if shared_table else want_ids.size
+            first = 5 * rows + 2
+            room = np.empty(first + (2 * capacity if shared_table else capacity), dtype=np.int32)
+            full, common, largest, uploads, pads = _native.plan_diff(
                 want_ptr,
                 want_ids,
                 tail.row_ptr,
@@ -111,34 +109,24 @@ class NativeKernels:
                 held.row_ptr,
                 held.ids,
                 min(limit, _MOST_ID),
-                shared,
-                upload_ptr,
-                upload,
-                pad_ptr,
-                pad,
-                new,
-                unfilled,
+                bool(shared_table),
+                room,
                 self._isa,
             )
         except _REFUSALS as refusal:
-            _explain(
-                refusal,
-                reference.plan_diff,
-                want,
-                tail,
-                held,
-                sequence_blocks=sequence_blocks,
-                shared_table=shared_table,
-            )
+            plan = {"sequence_blocks": sequence_blocks, "shared_table": shared_table}
+            _explain(refusal, reference.plan_diff, want, tail, held, **plan)
+        second = first + capacity
+        pointers = rows + 1
         return DiffPlan(
-            kind="full" if full else "diff",
-            upload=Csr(upload_ptr, upload[: upload_ptr[-1]]),
-            pad=Csr(pad_ptr, pad[: pad_ptr[-1]]),
-            new_per_row=new,
-            truncated_per_row=figures[4, 1:],
-            unfilled_per_row=unfilled,
-            common_new_slots=common,
-            largest_id=largest,
+            "full" if full else "diff",
+            Csr(room[:pointers], room[first : first + uploads]),
+            Csr(room[pointers : 2 * pointers], room[second : second + pads]),
+            room[2 * pointers : first - 2 * rows],
+            room[first - 2 * rows : first - rows],
+            room[first - rows : first],
+            common,
+            largest,
         )
 
     def rank_blocks(self, scores: Float32) -> Int32:

@@ -1,7 +1,9 @@
 // The Python edge: arrays in, arrays filled, the interpreter lock released while the core works. A refusal is a
 // ValueError; kvsweep.kernels.compiled turns it into the error that the reference raises.
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <utility>
 
 #include "arrays.hpp"
 #include "checks.hpp"
@@ -95,38 +97,44 @@ void bind_vnni(nb::handle blocks, nb::handle out, std::int64_t kv_heads, std::in
     });
 }
 
-std::int64_t bind_diff_capacity(nb::handle row_ptr, nb::handle ids, bool shared_table) {
+std::int64_t bind_diff_capacity(nb::handle row_ptr, nb::handle ids) {
     const Ids pointers(row_ptr, "want.row_ptr"), all(ids, "want.ids");
     const Rows want = rows_of(pointers, all, "want.row_ptr");
     check_rows("want.row_ptr", want);
-    return diff_capacity(want, shared_table);
+    return diff_capacity(want, true);
 }
 
-// Fills upload and pad rows and figures[2, rows] (new, unfilled); returns (full, common, largest).
+// Fills room: row pointers of upload and pad [rows + 1 each], new, truncated and unfilled a row [rows each], upload ids,
+// and pad ids for a shared table. Returns (full, common, largest, ids of upload, ids of pad).
 nb::tuple bind_plan_diff(nb::handle want_ptr, nb::handle want_ids, nb::handle tail_ptr, nb::handle tail_ids,
                          nb::handle held_ptr, nb::handle held_ids, std::int64_t limit, bool shared_table,
-                         nb::handle upload_ptr, nb::handle upload_ids, nb::handle pad_ptr, nb::handle pad_ids,
-                         nb::handle new_per_row, nb::handle unfilled_per_row, int isa) {
+                         nb::handle room, int isa) {
     const Ids want_p(want_ptr, "want.row_ptr"), want_i(want_ids, "want.ids");
     const Ids tail_p(tail_ptr, "tail.row_ptr"), tail_i(tail_ids, "tail.ids");
     const Ids held_p(held_ptr, "held.row_ptr"), held_i(held_ids, "held.ids");
-    using Out = Array<std::int32_t, 1>;
-    const Out upload_p(upload_ptr, "upload_ptr"), upload_i(upload_ids, "upload_ids"), pad_p(pad_ptr, "pad_ptr");
-    const Out pad_i(pad_ids, "pad_ids"), fresh(new_per_row, "new_per_row"), unfilled(unfilled_per_row, "unfilled");
+    const Array<std::int32_t, 1> result(room, "room");
     const Rows want = rows_of(want_p, want_i, "want.row_ptr"), tail = rows_of(tail_p, tail_i, "tail.row_ptr");
     const Rows held = rows_of(held_p, held_i, "held.row_ptr");
     check_rows("want.row_ptr", want);
-    const std::int64_t capacity = diff_capacity(want, shared_table);
-    upload_p.expect(0, want.rows + 1, "upload_ptr");
-    pad_p.expect(0, want.rows + 1, "pad_ptr");
-    fresh.expect(0, want.rows, "new_per_row");
-    unfilled.expect(0, want.rows, "unfilled_per_row");
-    upload_i.expect(0, capacity, "upload_ids");
-    pad_i.expect(0, shared_table ? capacity : 0, "pad_ids");
-    const DiffOut out{upload_p.data(), upload_i.data(), pad_p.data(), pad_i.data(), fresh.data(), unfilled.data(), capacity};
+    const std::int64_t capacity = diff_capacity(want, shared_table), rows = want.rows;
+    result.expect(0, 5 * rows + 2 + (shared_table ? 2 : 1) * capacity, "room");
+    for (const Ids* input : {&want_p, &want_i, &tail_p, &tail_i, &held_p, &held_i}) {
+        expect_apart(result, *input, "room");
+    }
+    std::int32_t* next = result.data();
+    const auto take = [&next](std::int64_t count) { return std::exchange(next, next + count); };
+    DiffOut out{};
+    out.upload_ptr = take(rows + 1);
+    out.pad_ptr = take(rows + 1);
+    out.new_per_row = take(rows);
+    std::fill_n(take(rows), rows, 0);  // nothing wanted is ever truncated
+    out.unfilled_per_row = take(rows);
+    out.upload_ids = take(capacity);
+    out.pad_ids = next;
+    out.capacity = capacity;
     const Run run = run_of(isa, 1);
     const DiffSummary plan = unlocked([&] { return plan_diff(want, tail, held, limit, shared_table, out, run); });
-    return nb::make_tuple(plan.full, plan.common, plan.largest);
+    return nb::make_tuple(plan.full, plan.common, plan.largest, out.upload_ptr[rows], out.pad_ptr[rows]);
 }
 
 void bind_select_top(nb::handle scores, nb::handle out, int emit, int isa, int threads) {

@@ -7,26 +7,28 @@
 
 namespace kvsweep {
 
-// Sets the bit of each id. Four places of the list in turn: neighbours of an ascending list share a word, and each
-// would wait for the store of the one before.
-inline void set_bits(const std::int32_t* ids, std::int64_t count, std::uint64_t* words) {
-    const auto set = [words](std::int32_t id) { words[id >> 6] |= std::uint64_t{1} << (id & 63); };
+// Calls change(id) for each id, four places of the list in turn: neighbours of an ascending list share a word, and each
+// change would wait for the store of the one before.
+template <class Change>
+inline void each_id(const std::int32_t* ids, std::int64_t count, const Change& change) {
     const std::int64_t quarter = count / 4;
     for (std::int64_t at = 0; at < quarter; ++at) {
-        set(ids[at]);
-        set(ids[at + quarter]);
-        set(ids[at + 2 * quarter]);
-        set(ids[at + 3 * quarter]);
+        change(ids[at]);
+        change(ids[at + quarter]);
+        change(ids[at + 2 * quarter]);
+        change(ids[at + 3 * quarter]);
     }
     for (std::int64_t at = 4 * quarter; at < count; ++at) {
-        set(ids[at]);
+        change(ids[at]);
     }
 }
 
+inline void set_bits(const std::int32_t* ids, std::int64_t count, std::uint64_t* words) {
+    each_id(ids, count, [words](std::int32_t id) { words[id >> 6] |= std::uint64_t{1} << (id & 63); });
+}
+
 inline void clear_bits(const std::int32_t* ids, std::int64_t count, std::uint64_t* words) {
-    for (std::int64_t at = 0; at < count; ++at) {
-        words[ids[at] >> 6] &= ~(std::uint64_t{1} << (ids[at] & 63));
-    }
+    each_id(ids, count, [words](std::int32_t id) { words[id >> 6] &= ~(std::uint64_t{1} << (id & 63)); });
 }
 
 inline bool has_bit(const std::uint64_t* words, std::int32_t id) { return words[id >> 6] >> (id & 63) & 1; }

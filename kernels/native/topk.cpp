@@ -71,9 +71,10 @@ class Selector {
         if (sample_.empty() || k_ > n_ / 2) {
             return -std::numeric_limits<float>::infinity();
         }
-        const std::int64_t step = n_ / kSample;
+        // Four neighbours at each place: they share a line of the cache, and reaching it is what costs.
+        const std::int64_t step = n_ / (kSample / 4);
         for (std::int64_t at = 0; at < kSample; ++at) {
-            sample_[static_cast<std::size_t>(at)] = key_of(scores[at * step]);
+            sample_[static_cast<std::size_t>(at)] = key_of(scores[at / 4 * step + at % 4]);
         }
         // Four standard deviations above the expected rank, so that fewer than k survive once in many thousand rows.
         const double expected = static_cast<double>(k_) * kSample / static_cast<double>(n_);
@@ -107,16 +108,21 @@ class Selector {
             return;
         }
         const std::uint32_t bound = bound_of(keys_.data(), found, k_, 0);
-        // Not all keys are the largest one, or the bound would be reached by k of them only where k are there.
-        std::int64_t ties = k_ - ops_.count_from(keys_.data(), found, bound + 1);
-        std::uint32_t* keys = keys_.data();
-        std::int32_t* ids = ids_.data();
-        for (std::int64_t at = 0, kept = 0; at < found; ++at) {  // no branches: what is kept follows no pattern
-            const std::uint32_t key = keys[at];
-            keys[kept] = key;
-            ids[kept] = ids[at];
-            const int tie = key == bound;
-            kept += static_cast<int>(key > bound) | (tie & static_cast<int>(ties > 0));
+        const std::int64_t over = ops_.count_from(keys_.data(), found, bound) - k_;
+        ops_.keep(keys_.data(), ids_.data(), found, bound);
+        const std::int64_t left = k_ + over;
+        if (over == 0) {
+            return;
+        }
+        // Ties at the bound: the lower ids stay. No key is the largest number, so bound + 1 is one too.
+        std::int64_t ties = k_ - ops_.count_from(keys_.data(), left, bound + 1);
+        std::int64_t kept = 0;
+        for (std::int64_t at = 0; at < left; ++at) {
+            const auto from = static_cast<std::size_t>(at), to = static_cast<std::size_t>(kept);
+            const bool tie = keys_[from] == bound;
+            keys_[to] = keys_[from];
+            ids_[to] = ids_[from];
+            kept += !tie || ties > 0;
             ties -= tie;
         }
     }

@@ -21,6 +21,8 @@ struct RankOps {
     bool (*reach)(const float* scores, std::int64_t n, float bound, std::uint64_t* words);
     void (*keys)(const float* scores, const std::int32_t* ids, std::int64_t count, std::uint32_t* keys);
     std::int64_t (*count_from)(const std::uint32_t* keys, std::int64_t count, std::uint32_t bound);
+    // Moves what is at least `bound` to the front, in order. Both arrays have room for 16 more than count.
+    void (*keep)(std::uint32_t* keys, std::int32_t* ids, std::int64_t count, std::uint32_t bound);
     void (*range)(const std::uint32_t* keys, std::int64_t count, std::uint32_t* least, std::uint32_t* most);
 };
 

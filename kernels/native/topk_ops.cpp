@@ -37,6 +37,16 @@ BODY std::int64_t count_body(const std::uint32_t* keys, std::int64_t count, std:
     return reached;
 }
 
+BODY void keep_body(std::uint32_t* keys, std::int32_t* ids, std::int64_t count, std::uint32_t bound) {
+    std::int64_t kept = 0;
+    for (std::int64_t at = 0; at < count; ++at) {  // no branches: what is kept follows no pattern
+        const std::uint32_t key = keys[at];
+        keys[kept] = key;
+        ids[kept] = ids[at];
+        kept += key >= bound;
+    }
+}
+
 BODY void range_body(const std::uint32_t* keys, std::int64_t count, std::uint32_t* least, std::uint32_t* most) {
     std::uint32_t low = std::numeric_limits<std::uint32_t>::max(), high = 0;
     for (std::int64_t at = 0; at < count; ++at) {
@@ -50,6 +60,7 @@ BODY void range_body(const std::uint32_t* keys, std::int64_t count, std::uint32_
 bool reach_scalar(const float* s, std::int64_t n, float b, std::uint64_t* w) { return reach_body(s, n, b, w); }
 void keys_scalar(const float* s, const std::int32_t* i, std::int64_t n, std::uint32_t* k) { keys_body(s, i, n, k); }
 std::int64_t count_scalar(const std::uint32_t* k, std::int64_t n, std::uint32_t b) { return count_body(k, n, b); }
+void keep_scalar(std::uint32_t* k, std::int32_t* i, std::int64_t n, std::uint32_t b) { keep_body(k, i, n, b); }
 void range_scalar(const std::uint32_t* k, std::int64_t n, std::uint32_t* l, std::uint32_t* m) { range_body(k, n, l, m); }
 
 #if KVSWEEP_X86
@@ -59,12 +70,26 @@ AVX2 void keys_avx2(const float* s, const std::int32_t* i, std::int64_t n, std::
 AVX512 void keys_avx512(const float* s, const std::int32_t* i, std::int64_t n, std::uint32_t* k) {
     keys_body(s, i, n, k);
 }
+AVX2 void keep_avx2(std::uint32_t* k, std::int32_t* i, std::int64_t n, std::uint32_t b) { keep_body(k, i, n, b); }
 AVX2 void range_avx2(const std::uint32_t* k, std::int64_t n, std::uint32_t* l, std::uint32_t* m) {
     range_body(k, n, l, m);
 }
 AVX512 std::int64_t count_avx512(const std::uint32_t* k, std::int64_t n, std::uint32_t b) { return count_body(k, n, b); }
 AVX512 void range_avx512(const std::uint32_t* k, std::int64_t n, std::uint32_t* l, std::uint32_t* m) {
     range_body(k, n, l, m);
+}
+
+AVX512 void keep_avx512(std::uint32_t* keys, std::int32_t* ids, std::int64_t count, std::uint32_t bound) {
+    const __m512i least = _mm512_set1_epi32(static_cast<int>(bound));
+    std::int64_t kept = 0;
+    for (std::int64_t at = 0; at < count; at += 16) {
+        const __mmask16 there = at + 16 <= count ? 0xffff : static_cast<__mmask16>((1u << (count - at)) - 1);
+        const __m512i key = _mm512_loadu_si512(keys + at), id = _mm512_loadu_si512(ids + at);
+        const __mmask16 reached = _mm512_mask_cmpge_epu32_mask(there, key, least);
+        _mm512_storeu_si512(keys + kept, _mm512_maskz_compress_epi32(reached, key));
+        _mm512_storeu_si512(ids + kept, _mm512_maskz_compress_epi32(reached, id));
+        kept += __builtin_popcount(reached);
+    }
 }
 
 AVX2 bool reach_avx2(const float* scores, std::int64_t n, float bound, std::uint64_t* words) {
@@ -117,8 +142,8 @@ AVX512 bool reach_avx512(const float* scores, std::int64_t n, float bound, std::
 
 const RankOps& rank_ops(Isa isa) {
 #if KVSWEEP_X86
-    static constexpr RankOps avx512{reach_avx512, keys_avx512, count_avx512, range_avx512};
-    static constexpr RankOps avx2{reach_avx2, keys_avx2, count_avx2, range_avx2};
+    static constexpr RankOps avx512{reach_avx512, keys_avx512, count_avx512, keep_avx512, range_avx512};
+    static constexpr RankOps avx2{reach_avx2, keys_avx2, count_avx2, keep_avx2, range_avx2};
     if (isa == Isa::avx512) {
         return avx512;
     }
@@ -128,7 +153,7 @@ const RankOps& rank_ops(Isa isa) {
 #else
     (void)isa;
 #endif
-    static constexpr RankOps scalar{reach_scalar, keys_scalar, count_scalar, range_scalar};
+    static constexpr RankOps scalar{reach_scalar, keys_scalar, count_scalar, keep_scalar, range_scalar};
     return scalar;
 }
 
