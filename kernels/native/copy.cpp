@@ -15,10 +15,10 @@
 namespace kvsweep {
 namespace {
 
-constexpr int kLanes = 8;                     // blocks copied side by side
-constexpr std::int64_t kStep = 512;           // bytes of each block in turn
+constexpr int kLanes = 8;                      // blocks copied side by side
+constexpr std::int64_t kStep = 256;            // bytes of each block in turn
 constexpr std::int64_t kStreamFrom = 4 << 20; // bytes of a call's result from which the caches are bypassed
-constexpr std::int64_t kAhead = 4096;         // bytes of a coming block that are asked for; then the processor has noticed
+constexpr std::int64_t kAhead = 16384;         // bytes of a coming block that are asked for; then the processor has noticed
 constexpr std::int64_t kLeastOfThread = 1 << 20;
 
 struct Lane {

@@ -2,7 +2,8 @@
 //
 // K is a transpose of 16 x 16 pairs (32-bit words); V interleaves the words of two tokens. Both sides of a step are
 // whole 64-byte lines, so that the result can be written past the caches where its address allows. A tile is read out
-// of order, which no processor fetches ahead; so while one is rewritten the next is asked for, line after line.
+// of order, which no processor fetches ahead; so while one is rewritten that of the next head is asked for, line after
+// line.
 #include <cstring>
 
 #include "core.hpp"
@@ -27,7 +28,7 @@ struct Head {
     std::int64_t tokens;   // block size
     std::int64_t dims;     // head dimension
     int parts;
-    const Word* after_k;   // the tile that is read after K, and after V
+    const Word* after_k;   // the same tiles of the next head, on the side that is read
     const Word* after_v;
 };
 
@@ -64,7 +65,7 @@ void pack_scalar(const Head& head) {
 // Asks for `lines` lines of a tile that is read later, from `at` on.
 BODY void ask(const Word*& at, int lines) {
     for (int line = 0; line < lines; ++line, at += 32) {
-        _mm_prefetch(at, _MM_HINT_T0);
+        _mm_prefetch(at, _MM_HINT_T1);
     }
 }
 
@@ -351,8 +352,8 @@ void each_head(Word* natural, Word* packed, const Tiles& tiles, Run run, HeadWor
                 const std::int64_t ahead = !whole || (last && block + 1 == end) ? 0 : step;
                 const Word* k = reads_packed ? head.k_tile : head.k;
                 const Word* v = reads_packed ? head.v_tile : head.v;
-                head.after_k = tiles.parts == keys ? k + ahead : v;
-                head.after_v = tiles.parts == values ? v + ahead : k + ahead;
+                head.after_k = k + ahead;
+                head.after_v = v + ahead;
                 work(head);
             }
         }

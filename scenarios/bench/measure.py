@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,7 +46,6 @@ class Case:
     reads: Sequence[npt.NDArray[Any]]
     copy: tuple[UInt8, UInt8]
     limit: Literal["stream copy", "one read"]
-    release: list[object] = field(default_factory=list)
 
 
 class Row(Struct, frozen=True, kw_only=True):
