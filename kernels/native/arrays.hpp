@@ -79,8 +79,8 @@ inline Rows rows_of(const Ids& row_ptr, const Ids& ids, const char* argument) {
 template <class A, class B>
 void expect_apart(const A& one, const B& other, const char* argument) {
     const auto a = reinterpret_cast<std::uintptr_t>(one.data()), b = reinterpret_cast<std::uintptr_t>(other.data());
-    const auto a_end = a + static_cast<std::uintptr_t>(one.bytes()), b_end = b + static_cast<std::uintptr_t>(other.bytes());
-    if (a < b_end && b < a_end) {
+    const auto a_bytes = static_cast<std::uintptr_t>(one.bytes()), b_bytes = static_cast<std::uintptr_t>(other.bytes());
+    if (a < b + b_bytes && b < a + a_bytes) {
         A::refuse(argument, "memory apart from the input");
     }
 }

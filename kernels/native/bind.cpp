@@ -93,7 +93,8 @@ void bind_vnni(nb::handle blocks, nb::handle out, std::int64_t kv_heads, std::in
     const Tiles tiles{from.size(0), kv_heads, block_size, head_dim, static_cast<Order>(order), parts};
     const Run run = run_of(isa, threads);
     unlocked([&] {
-        work(reinterpret_cast<const std::uint16_t*>(from.data()), reinterpret_cast<std::uint16_t*>(to.data()), tiles, run);
+        const auto* input = reinterpret_cast<const std::uint16_t*>(from.data());
+        work(input, reinterpret_cast<std::uint16_t*>(to.data()), tiles, run);
     });
 }
 
@@ -104,8 +105,8 @@ std::int64_t bind_diff_capacity(nb::handle row_ptr, nb::handle ids) {
     return diff_capacity(want, true);
 }
 
-// Fills room: row pointers of upload and pad [rows + 1 each], new, truncated and unfilled a row [rows each], upload ids,
-// and pad ids for a shared table. Returns (full, common, largest, ids of upload, ids of pad).
+// Fills room: row pointers of upload and pad [rows + 1 each]; new, truncated and unfilled a row [rows each]; upload
+// ids; pad ids for a shared table. Returns (full, common, largest, ids of upload, ids of pad).
 nb::tuple bind_plan_diff(nb::handle want_ptr, nb::handle want_ids, nb::handle tail_ptr, nb::handle tail_ids,
                          nb::handle held_ptr, nb::handle held_ids, std::int64_t limit, bool shared_table,
                          nb::handle room, int isa) {
@@ -147,7 +148,8 @@ void bind_select_top(nb::handle scores, nb::handle out, int emit, int isa, int t
     expect_apart(ids, values, "out");
     const Run run = run_of(isa, threads);
     unlocked([&] {
-        select_top(values.data(), values.size(0), values.size(1), ids.size(1), static_cast<Emit>(emit), ids.data(), run);
+        const auto form = static_cast<Emit>(emit);
+        select_top(values.data(), values.size(0), values.size(1), ids.size(1), form, ids.data(), run);
     });
 }
 
@@ -177,7 +179,8 @@ std::int64_t bind_retired(nb::handle owned, nb::handle referenced, std::int64_t 
     result.expect(0, mine.size(0), "out");
     const Run run = run_of(isa, 1);
     return unlocked([&] {
-        return retired(mine.data(), mine.size(0), theirs.data(), theirs.size(0), blocks, result.data(), result.size(0), run);
+        return retired(mine.data(), mine.size(0), theirs.data(), theirs.size(0), blocks, result.data(), result.size(0),
+                       run);
     });
 }
 

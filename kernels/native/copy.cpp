@@ -17,8 +17,8 @@ namespace {
 
 constexpr int kLanes = 8;                      // blocks copied side by side
 constexpr std::int64_t kStep = 256;            // bytes of each block in turn
-constexpr std::int64_t kStreamFrom = 4 << 20; // bytes of a call's result from which the caches are bypassed
-constexpr std::int64_t kAhead = 16384;         // bytes of a coming block that are asked for; then the processor has noticed
+constexpr std::int64_t kStreamFrom = 4 << 20;  // bytes of a call's result from which the caches are bypassed
+constexpr std::int64_t kAhead = 16384;         // bytes of a coming block that are asked for
 constexpr std::int64_t kLeastOfThread = 1 << 20;
 
 struct Lane {
@@ -38,7 +38,9 @@ void copy_plain(const Lane* lanes, int count, std::int64_t bytes) {
 #if KVSWEEP_X86
 
 // Bytes from `to` up to the next multiple of 64.
-std::int64_t head_of(const std::uint8_t* to) { return static_cast<std::int64_t>(-reinterpret_cast<std::uintptr_t>(to) & 63); }
+std::int64_t head_of(const std::uint8_t* to) {
+    return static_cast<std::int64_t>(-reinterpret_cast<std::uintptr_t>(to) & 63);
+}
 
 // Lanes whose destinations lie equally far from a multiple of 64; bytes >= 64.
 AVX512 void stream_lanes_avx512(const Lane* lanes, int count, std::int64_t bytes) {

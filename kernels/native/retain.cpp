@@ -89,7 +89,8 @@ bool remap_scalar(const std::int32_t* t, std::int64_t s, const std::int32_t* k, 
 }
 
 #if KVSWEEP_X86
-AVX512 bool remap_avx512(const std::int32_t* t, std::int64_t s, const std::int32_t* k, std::int64_t n, std::int32_t* o) {
+AVX512 bool remap_avx512(const std::int32_t* t, std::int64_t s, const std::int32_t* k, std::int64_t n,
+                         std::int32_t* o) {
     return remap_body(t, s, k, n, o);
 }
 AVX2 bool remap_avx2(const std::int32_t* t, std::int64_t s, const std::int32_t* k, std::int64_t n, std::int32_t* o) {
@@ -150,7 +151,8 @@ void row_classes(const Rows& rows, std::int32_t* out, Run run) {
 }
 
 std::int64_t retired(const std::int32_t* owned, std::int64_t owned_count, const std::int32_t* referenced,
-                     std::int64_t referenced_count, std::int64_t blocks, std::int32_t* out, std::int64_t room, Run run) {
+                     std::int64_t referenced_count, std::int64_t blocks, std::int32_t* out, std::int64_t room,
+                     Run run) {
     const Bounds mine = bounds(owned, owned_count, run.isa);
     const Bounds theirs = bounds(referenced, referenced_count, run.isa);
     if (owned_count && (mine.least < 0 || mine.most >= blocks)) {

@@ -1,8 +1,8 @@
 // The best k of each row by (-score, id), -0.0 equal to +0.0.
 //
 // A sample says what score the k-th best has, roughly; one pass checks that every score is finite and sets a bit for
-// what is at least that good, which leaves some more than k survivors in id order. A bisection over their keys finds the
-// exact bound; ties at the bound go to the lower ids. Only what is chosen is sorted, by radix.
+// what is at least that good, which leaves some more than k survivors in id order. A bisection over their keys finds
+// the exact bound; ties at the bound go to the lower ids. Only what is chosen is sorted, by radix.
 #include <algorithm>
 #include <atomic>
 #include <bit>

@@ -61,7 +61,9 @@ bool reach_scalar(const float* s, std::int64_t n, float b, std::uint64_t* w) { r
 void keys_scalar(const float* s, const std::int32_t* i, std::int64_t n, std::uint32_t* k) { keys_body(s, i, n, k); }
 std::int64_t count_scalar(const std::uint32_t* k, std::int64_t n, std::uint32_t b) { return count_body(k, n, b); }
 void keep_scalar(std::uint32_t* k, std::int32_t* i, std::int64_t n, std::uint32_t b) { keep_body(k, i, n, b); }
-void range_scalar(const std::uint32_t* k, std::int64_t n, std::uint32_t* l, std::uint32_t* m) { range_body(k, n, l, m); }
+void range_scalar(const std::uint32_t* k, std::int64_t n, std::uint32_t* l, std::uint32_t* m) {
+    range_body(k, n, l, m);
+}
 
 #if KVSWEEP_X86
 
@@ -74,7 +76,9 @@ AVX2 void keep_avx2(std::uint32_t* k, std::int32_t* i, std::int64_t n, std::uint
 AVX2 void range_avx2(const std::uint32_t* k, std::int64_t n, std::uint32_t* l, std::uint32_t* m) {
     range_body(k, n, l, m);
 }
-AVX512 std::int64_t count_avx512(const std::uint32_t* k, std::int64_t n, std::uint32_t b) { return count_body(k, n, b); }
+AVX512 std::int64_t count_avx512(const std::uint32_t* k, std::int64_t n, std::uint32_t b) {
+    return count_body(k, n, b);
+}
 AVX512 void range_avx512(const std::uint32_t* k, std::int64_t n, std::uint32_t* l, std::uint32_t* m) {
     range_body(k, n, l, m);
 }

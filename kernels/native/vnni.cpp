@@ -62,10 +62,10 @@ void pack_scalar(const Head& head) {
 
 #if KVSWEEP_X86
 
-// Asks for `lines` lines of a tile that is read later, from `at` on.
-BODY void ask(const Word*& at, int lines) {
-    for (int line = 0; line < lines; ++line, at += 32) {
-        _mm_prefetch(at, _MM_HINT_T1);
+// Asks for `lines` lines of a tile that is read later.
+BODY void ask(const Word* at, int lines) {
+    for (int line = 0; line < lines; ++line) {
+        _mm_prefetch(at + 32 * line, _MM_HINT_T1);
     }
 }
 
@@ -93,7 +93,8 @@ AVX512 BODY void put512(Word* to, __m512i line) {
 
 // Rows of 16 pairs to columns of 16 pairs: line i of `to` holds pair i of every line of `from`.
 template <bool stream>
-AVX512 BODY void transpose512(const Word* from, std::int64_t from_step, Word* to, std::int64_t to_step, const Word*& ahead) {
+AVX512 BODY void transpose512(const Word* from, std::int64_t from_step, Word* to, std::int64_t to_step,
+                              const Word* ahead) {
     __m512i a[16], b[16];
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) {
@@ -151,22 +152,22 @@ template <bool stream, int fixed>
 AVX512 void unpack_avx512(const Head& given) {
     const Head head = shaped<fixed>(given);
     if (head.parts & keys) {
-        const Word* ahead = head.after_k;
         for (std::int64_t t = 0; t < head.tokens; t += 16) {
             for (std::int64_t d = 0; d < head.dims; d += 32) {
-                transpose512<stream>(head.k_tile + t * head.dims + d * 16, 32, head.k + t * head.row + d, head.row, ahead);
+                const Word* tile = head.k_tile + t * head.dims + d * 16;
+                transpose512<stream>(tile, 32, head.k + t * head.row + d, head.row,
+                                     head.after_k + t * head.dims + d * 16);
             }
         }
     }
     if (head.parts & values) {
-        const Word* ahead = head.after_v;
         const __m512i even = every_other(0), odd = every_other(1);
         for (std::int64_t t = 0; t < head.tokens; t += 2) {
             for (std::int64_t d = 0; d < head.dims; d += 32) {
                 const Word* pairs = head.v_tile + d * head.tokens + t * 16;
                 const __m512i low = _mm512_loadu_si512(pairs);
                 const __m512i high = _mm512_loadu_si512(pairs + 16 * head.tokens);
-                ask(ahead, 2);
+                ask(head.after_v + t * head.dims + 2 * d, 2);
                 put512<stream>(head.v + t * head.row + d, _mm512_permutex2var_epi16(low, even, high));
                 put512<stream>(head.v + (t + 1) * head.row + d, _mm512_permutex2var_epi16(low, odd, high));
             }
@@ -178,21 +179,21 @@ template <bool stream, int fixed>
 AVX512 void pack_avx512(const Head& given) {
     const Head head = shaped<fixed>(given);
     if (head.parts & keys) {
-        const Word* ahead = head.after_k;
         for (std::int64_t t = 0; t < head.tokens; t += 16) {
             for (std::int64_t d = 0; d < head.dims; d += 32) {
-                transpose512<stream>(head.k + t * head.row + d, head.row, head.k_tile + t * head.dims + d * 16, 32, ahead);
+                Word* tile = head.k_tile + t * head.dims + d * 16;
+                transpose512<stream>(head.k + t * head.row + d, head.row, tile, 32,
+                                     head.after_k + t * head.dims + d * 16);
             }
         }
     }
     if (head.parts & values) {
-        const Word* ahead = head.after_v;
         const __m512i first = in_turn(0), second = in_turn(16);
         for (std::int64_t d = 0; d < head.dims; d += 32) {
             for (std::int64_t t = 0; t < head.tokens; t += 2) {
                 const __m512i one = _mm512_loadu_si512(head.v + t * head.row + d);
                 const __m512i next = _mm512_loadu_si512(head.v + (t + 1) * head.row + d);
-                ask(ahead, 2);
+                ask(head.after_v + d * head.tokens + t * 32, 2);
                 Word* pairs = head.v_tile + d * head.tokens + t * 16;
                 put512<stream>(pairs, _mm512_permutex2var_epi16(one, first, next));
                 put512<stream>(pairs + 16 * head.tokens, _mm512_permutex2var_epi16(one, second, next));
@@ -213,7 +214,8 @@ AVX2 BODY void put256(Word* to, __m256i half) {
 AVX2 BODY __m256i get256(const Word* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
 
 template <bool stream>
-AVX2 BODY void transpose256(const Word* from, std::int64_t from_step, Word* to, std::int64_t to_step, const Word*& ahead) {
+AVX2 BODY void transpose256(const Word* from, std::int64_t from_step, Word* to, std::int64_t to_step,
+                              const Word* ahead) {
     __m256i a[8], b[8];
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) {
@@ -243,22 +245,21 @@ AVX2 BODY void transpose256(const Word* from, std::int64_t from_step, Word* to, 
 template <bool stream>
 AVX2 void unpack_avx2(const Head& head) {
     if (head.parts & keys) {
-        const Word* ahead = head.after_k;
         for (std::int64_t t = 0; t < head.tokens; t += 8) {
             for (std::int64_t d = 0; d < head.dims; d += 16) {
                 const Word* tile = head.k_tile + t / 16 * 16 * head.dims + d * 16 + t % 16 * 2;
-                transpose256<stream>(tile, 32, head.k + t * head.row + d, head.row, ahead);
+                transpose256<stream>(tile, 32, head.k + t * head.row + d, head.row,
+                                     head.after_k + t * head.dims + d * 8);
             }
         }
     }
     if (head.parts & values) {
-        const Word* ahead = head.after_v;
         const __m256i low_words = _mm256_set1_epi32(0xffff);
         for (std::int64_t t = 0; t < head.tokens; t += 2) {
             for (std::int64_t d = 0; d < head.dims; d += 16) {
                 const Word* pairs = head.v_tile + d * head.tokens + t * 16;
                 const __m256i low = get256(pairs), high = get256(pairs + 16);
-                ask(ahead, 1);
+                ask(head.after_v + t * head.dims + 2 * d, 1);
                 const __m256i even =
                     _mm256_packus_epi32(_mm256_and_si256(low, low_words), _mm256_and_si256(high, low_words));
                 const __m256i odd = _mm256_packus_epi32(_mm256_srli_epi32(low, 16), _mm256_srli_epi32(high, 16));
@@ -272,21 +273,20 @@ AVX2 void unpack_avx2(const Head& head) {
 template <bool stream>
 AVX2 void pack_avx2(const Head& head) {
     if (head.parts & keys) {
-        const Word* ahead = head.after_k;
         for (std::int64_t t = 0; t < head.tokens; t += 8) {
             for (std::int64_t d = 0; d < head.dims; d += 16) {
                 Word* tile = head.k_tile + t / 16 * 16 * head.dims + d * 16 + t % 16 * 2;
-                transpose256<stream>(head.k + t * head.row + d, head.row, tile, 32, ahead);
+                transpose256<stream>(head.k + t * head.row + d, head.row, tile, 32,
+                                     head.after_k + t * head.dims + d * 8);
             }
         }
     }
     if (head.parts & values) {
-        const Word* ahead = head.after_v;
         for (std::int64_t d = 0; d < head.dims; d += 16) {
             for (std::int64_t t = 0; t < head.tokens; t += 2) {
                 const __m256i one = get256(head.v + t * head.row + d);
                 const __m256i next = get256(head.v + (t + 1) * head.row + d);
-                ask(ahead, 1);
+                ask(head.after_v + d * head.tokens + t * 16, 1);
                 const __m256i low = _mm256_unpacklo_epi16(one, next), high = _mm256_unpackhi_epi16(one, next);
                 Word* pairs = head.v_tile + d * head.tokens + t * 16;
                 put256<stream>(pairs, _mm256_permute2x128_si256(low, high, 0x20));
@@ -315,7 +315,9 @@ Choice choose(Isa isa, bool stream, const Tiles& tiles) {
     if (isa == Isa::avx512) {
         const bool known = tiles.block_size == 32 && tiles.order == Order::heads_first;
         const std::int64_t fixed = known ? tiles.head_dim : 0;
-        return fixed == 128 ? choice_avx512<128>(stream) : fixed == 64 ? choice_avx512<64>(stream) : choice_avx512<0>(stream);
+        return fixed == 128  ? choice_avx512<128>(stream)
+               : fixed == 64 ? choice_avx512<64>(stream)
+                             : choice_avx512<0>(stream);
     }
     if (isa == Isa::avx2) {
         return stream ? Choice{pack_avx2<true>, unpack_avx2<true>} : Choice{pack_avx2<false>, unpack_avx2<false>};

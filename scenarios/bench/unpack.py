@@ -13,7 +13,8 @@ from kvsweep.kernels.compiled import ISAS, NativeKernels
 from kvsweep.scenarios.bench.measure import Case, UInt8, aligned, copy_of
 
 HEADS_FIRST, TOKENS_FIRST = 0, 1
-K, V = 1, 2
+K, V, BOTH = 1, 2, 3
+NAMES = {K: "K", V: "V", BOTH: "K and V"}
 SHAPE = BlockShape(8, 32, 128, "bfloat16")  # 128 KiB a block
 TOTAL = 256 << 20
 QUICK_TOTAL = 2 << 20
@@ -23,11 +24,11 @@ def cases(native: NativeKernels, rng: np.random.Generator, *, quick: bool) -> It
     count = (QUICK_TOTAL if quick else TOTAL) // SHAPE.block_bytes
     packed, natural = aligned((count, SHAPE.block_bytes)), aligned((count, SHAPE.block_bytes))
     packed[...] = rng.integers(0, 256, packed.shape, dtype=np.uint8)
-    copies = copy_of(packed.size // 2)
-    for part in (K, V):
+    copies = copy_of(packed.size)
+    for part in (BOTH, K, V):
         for order in (HEADS_FIRST, TOKENS_FIRST):
             yield _case(native, "unpack", part, order, packed, natural, copies)
-    for part in (K, V):
+    for part in (BOTH, K, V):
         yield _case(native, "pack", part, HEADS_FIRST, packed, natural, copies)
     small = BlockShape(1, 32, 32, "bfloat16")
     yield _short(native, small, aligned((8, small.block_bytes)), aligned((8, small.block_bytes)))
@@ -46,16 +47,18 @@ def _case(
     isa, threads = ISAS.index(native.isa), native.threads
     kernel = _native.unpack_vnni if verb == "unpack" else _native.pack_vnni
     source, target = (packed, natural) if verb == "unpack" else (natural, packed)
-    tiles, rows = _views(packed, natural, part, order)
+    views = [_views(packed, natural, each, order) for each in (K, V) if part & each]
+    moved = packed.size * len(views) // 2
 
     def ours() -> None:
         kernel(source, target, *sizes, order, part, isa, threads)
 
     def permute() -> None:
-        if verb == "unpack":
-            rows.copy_(tiles)
-        else:
-            tiles.copy_(rows)
+        for tiles, rows in views:
+            if verb == "unpack":
+                rows.copy_(tiles)
+            else:
+                tiles.copy_(rows)
 
     def check() -> bool:
         ours()
@@ -66,19 +69,20 @@ def _case(
         tile = SHAPE.tile_elements
         # Axes (block, heads or all, K or V, elements): a packed block has K and V a head, a natural one has them whole.
         axes = (-1, SHAPE.kv_heads, 2, tile) if verb == "pack" else (target.shape[0], 1, 2, SHAPE.kv_heads * tile)
-        same = theirs.reshape(axes)[:, :, part - 1] == mine.view(np.uint16).reshape(axes)[:, :, part - 1]
+        chosen = [each - 1 for each in (K, V) if part & each]
+        same = theirs.reshape(axes)[:, :, chosen] == mine.view(np.uint16).reshape(axes)[:, :, chosen]
         target[...] = mine
         return bool(same.all())
 
     axes = "to (head, token, dim)" if order == HEADS_FIRST else "to (token, head, dim)"
     return Case(
-        path=f"{verb} {'K' if part == K else 'V'}, {axes}",
-        size=f"{packed.shape[0]:,} blocks, {packed.size >> 21} MiB",
+        path=f"{verb} {NAMES[part]}, {axes}",
+        size=f"{packed.shape[0]:,} blocks, {moved >> 20} MiB",
         ours=ours,
         check=check,
         peers={"torch permute": permute},
-        reads=[copies[0]],
-        copy=copies,
+        reads=[copies[0][:moved]],
+        copy=(copies[0][:moved], copies[1][:moved]),
         limit="stream copy",
     )
 
@@ -109,7 +113,7 @@ def _short(native: NativeKernels, shape: BlockShape, packed: UInt8, natural: UIn
         return bool((natural == expected).all())
 
     return Case(
-        path="unpack K and V",
+        path="unpack K and V, short",
         size=f"{packed.shape[0]} x {shape.block_bytes >> 10} KiB",
         ours=lambda: native.unpack_vnni(packed, shape, natural),
         check=check,
