@@ -3,7 +3,8 @@
 from kvsweep.kernels.diff import HOLE, DiffPlan, plan_diff
 from kvsweep.kernels.moves import gather_blocks, move_blocks, poison_blocks, remap_rows, scatter_blocks
 from kvsweep.kernels.packing import pack_vnni, unpack_vnni
-from kvsweep.kernels.topk import rank_blocks, select_top
+from kvsweep.kernels.retain import retired_blocks, row_classes
+from kvsweep.kernels.topk import rank_blocks, select_ascending, select_top
 from kvsweep.kernels.whole import validate_whole_blocks
 
 __all__ = [
@@ -16,7 +17,10 @@ __all__ = [
     "poison_blocks",
     "rank_blocks",
     "remap_rows",
+    "retired_blocks",
+    "row_classes",
     "scatter_blocks",
+    "select_ascending",
     "select_top",
     "unpack_vnni",
     "validate_whole_blocks",

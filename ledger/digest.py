@@ -12,19 +12,23 @@ from typing import Any, Final, get_type_hints
 import msgspec
 
 from kvsweep.ledger.codec import EVENT_TYPES
-from kvsweep.ledger.event_base import Event, Measured
+from kvsweep.ledger.event_base import Event, Implementation, Measured
 from kvsweep.ledger.state import State
 
-_MEASURED: Final[Mapping[type[Event], dict[str, Any]]] = {
-    kind: {name: Measured() for name, annotation in get_type_hints(kind).items() if annotation is Measured}
+_LEFT_OUT: Final[Mapping[type[Event], dict[str, Any]]] = {
+    kind: {
+        name: annotation()
+        for name, annotation in get_type_hints(kind).items()
+        if annotation in (Measured, Implementation)
+    }
     for kind in EVENT_TYPES.values()
 }
 _ENCODER: Final = msgspec.msgpack.Encoder(order="deterministic")
 
 
 def unmeasured(event: Event) -> Event:
-    """The event as the digest sees it: every field of type Measured has its default."""
-    changes = _MEASURED[type(event)]
+    """The event as the digest sees it: every field of type Measured or Implementation has its default."""
+    changes = _LEFT_OUT[type(event)]
     return msgspec.structs.replace(event, **changes) if changes else event
 
 

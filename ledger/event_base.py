@@ -28,6 +28,12 @@ class Measured(Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     plan_s: float = 0.0
 
 
+class Implementation(Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """What did the work where several do the same, bit for bit. Never part of a digest, so that runs compare."""
+
+    kernels: str = ""  # "numpy", or "native" with its instruction set, threads and SHA-256
+
+
 class Event(Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """Parent of all facts."""
 

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from kvsweep.ledger.event_base import BlocksByGroup, Event, RankEpochs
+from kvsweep.ledger.event_base import BlocksByGroup, Event, Implementation, RankEpochs
 from kvsweep.ledger.layout import Layout
 
 
@@ -38,6 +38,7 @@ class RunConfigured(Event, frozen=True, kw_only=True, array_like=True, gc=False,
     cpu_full_blocks: int  # K
     cpu_total_blocks: int  # N
     evidence: str  # JSON: command, seed, configuration, active parts, SHA-256 of sources, checks, not run
+    implementation: Implementation = Implementation()
 
 
 class HandshakeAgreed(Event, frozen=True, kw_only=True, array_like=True, gc=False, tag=63):

@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from kvsweep.ledger.errors import Refused
-from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.event_base import Event, Implementation
 from kvsweep.ledger.events import (
     DigestRecorded,
     ProducerRestarted,
@@ -33,7 +33,8 @@ def configured(state: State, event: RunConfigured) -> PoolState:
         )
     if not 0 < event.cpu_full_blocks <= event.cpu_total_blocks:
         _refuse(state, event, f"expected 0 < K <= N, got K={event.cpu_full_blocks}, N={event.cpu_total_blocks}")
-    return replace(state.pool, run=event, ranks=event.ranks, producer_epoch=event.producer_epoch)
+    run = replace(event, implementation=Implementation())  # states are compared, whatever did the work
+    return replace(state.pool, run=run, ranks=event.ranks, producer_epoch=event.producer_epoch)
 
 
 def rank_lost(state: State, event: RankLost) -> PoolState:

@@ -5,6 +5,7 @@ import hashlib
 import msgspec
 import numpy as np
 
+from kvsweep.kernels.table import choose_kernels
 from kvsweep.ledger import events as e
 from kvsweep.ledger.errors import Refused
 from kvsweep.ledger.event_base import LaneName, SourceKind
@@ -77,7 +78,8 @@ def select(batch: Batch, context: Context, command: Select, reserved: Reserved |
     expect_lanes(request, "Select")
     check_selection(request, selection, layout)
     expect_ranks(batch.state, "upload", selection.selection_revision)
-    plan = plan_upload(request, selection, layout, shared_table=not settings.retain.layer_tables)
+    kernels = choose_kernels(settings.kernels.choice, threads=settings.kernels.threads)
+    plan = plan_upload(request, selection, layout, shared_table=not settings.retain.layer_tables, kernels=kernels)
     if plan.upload.size == 0:
         return _publish(batch, command)
     if plan.unfilled:

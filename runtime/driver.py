@@ -20,7 +20,7 @@ from kvsweep.ledger.errors import (
     SequenceConflict,
     SettingsError,
 )
-from kvsweep.ledger.event_base import Event, Measured, RankEpochs
+from kvsweep.ledger.event_base import Event, Implementation, Measured, RankEpochs
 from kvsweep.ledger.ids import POOL, Operation, RequestKey
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.messages import (
@@ -105,6 +105,7 @@ class Driver:
         world: World,
         *,
         evidence: str = "{}",
+        kernels: str = "",
         log: LogStore | None = None,
         clock: Callable[[], float] = time.perf_counter,
         deadlines: Clock | None = None,
@@ -112,6 +113,7 @@ class Driver:
         """Begin a new ledger with the run's configuration (J1). Raises LogError when the ledger is not empty.
 
         log  a store that is open already, instead of the one that the settings name
+        kernels  what copies, ranks and plans; recorded, and in no digest
         """
         if settings.source.kind == "copy" and world.cpu_total_blocks == world.cpu_full_blocks:
             raise LogError("source kind copy needs copy destinations: expected N > K, got N = K (D5)")
@@ -128,7 +130,7 @@ class Driver:
                 CpuPool(full_blocks=world.cpu_full_blocks, total_blocks=world.cpu_total_blocks),
             )
             driver = cls(settings, store, pools, clock=clock, deadlines=deadlines or MachineClock())
-            driver._take(driver.core.fact(_configured(world, evidence)))
+            driver._take(driver.core.fact(_configured(world, evidence, kernels)))
         except BaseException:
             store.close()
             raise
@@ -370,7 +372,7 @@ def _timed(event: Event, plan_s: float) -> Event:
     return event
 
 
-def _configured(world: World, evidence: str) -> e.RunConfigured:
+def _configured(world: World, evidence: str, kernels: str) -> e.RunConfigured:
     return e.RunConfigured(
         request=POOL,
         seq=0,
@@ -381,4 +383,5 @@ def _configured(world: World, evidence: str) -> e.RunConfigured:
         cpu_full_blocks=world.cpu_full_blocks,
         cpu_total_blocks=world.cpu_total_blocks,
         evidence=evidence,
+        implementation=Implementation(kernels=kernels),
     )

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from kvsweep.kernels.reference import rank_blocks
+from kvsweep.kernels.table import Kernels, choose_kernels
 from kvsweep.ledger.errors import BudgetError, LayoutError, NonFiniteScore
 from kvsweep.ledger.ids import HOLE, Logical, RequestKey, Rows, int32_bytes
 from kvsweep.ledger.layout import Layout
@@ -21,11 +21,13 @@ def select_blocks(
     layout: Layout,
     policy: SelectionSettings,
     incumbents: Rows[Logical] | None = None,
+    kernels: Kernels | None = None,
 ) -> BlockSelection:
     """Choose whole blocks for every active layer.
 
     scores      float32[active layers, whole blocks]; whole, confirmed blocks only; finite
     incumbents  resident blocks per layer: their scores count `incumbent_factor` times (hysteresis)
+    kernels     what ranks; None takes the native one where it was built
     The first `sink_blocks` and the last `recent_blocks` are always in and count in the budget; the selected pool is
     what lies between. Raises NonFiniteScore(layer, block), LayoutError (shape), BudgetError (on_tight_budget="refuse").
     """
@@ -39,7 +41,9 @@ def select_blocks(
     sink, recent, budget = effective_budget(whole, policy)
     counted = _counted(scores, layers, policy, incumbents)
     _refuse_non_finite(counted, layers)  # finite scores may leave float32 when raised or summed
-    ranked = rank_blocks(np.ascontiguousarray(counted[:, sink : whole - recent])) + np.int32(sink)
+    ranked = (kernels or choose_kernels()).rank_blocks(
+        np.ascontiguousarray(counted[:, sink : whole - recent])
+    ) + np.int32(sink)
     chosen = budget - sink - recent
     protected = np.concatenate((np.arange(sink), np.arange(whole - recent, whole))).astype(np.int32)
     return BlockSelection(

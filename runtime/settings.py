@@ -50,6 +50,11 @@ class LimitSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     open_steps: Positive = 64
 
 
+class KernelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    choice: Literal["auto", "native", "numpy"] = "auto"  # auto: native where it was built; both give the same bytes
+    threads: Annotated[int, Meta(ge=1, le=1024)] = 1  # that share one large copy; native only
+
+
 class LogSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     url: str  # "sqlite:PATH" or "memory:": losing a ledger or littering a directory must be a choice
     ack: Literal["process", "power"] = "process"  # what a batch survives before what follows from it leaves
@@ -66,6 +71,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     transfer: TransferSettings = TransferSettings()
     retain: RetainSettings = RetainSettings()
     limits: LimitSettings = LimitSettings()
+    kernels: KernelSettings = KernelSettings()
     seed: Count = 20260916  # simulation and demo only: serving draws nothing
 
     @classmethod

@@ -4,7 +4,7 @@ import numpy as np
 from msgspec import Struct
 
 from kvsweep.kernels.csr import Csr
-from kvsweep.kernels.reference import plan_diff
+from kvsweep.kernels.table import Kernels, choose_kernels
 from kvsweep.ledger.errors import Refused
 from kvsweep.ledger.event_base import PlanKind
 from kvsweep.ledger.ids import HOLE, Int32, Logical, Rows, Slot, Source, int32_view
@@ -45,7 +45,12 @@ def adoptable(request: RequestState, wanted: Rows[Logical], layout: Layout, *, s
 
 
 def plan_upload(
-    request: RequestState, selection: BlockSelection, layout: Layout, *, shared_table: bool
+    request: RequestState,
+    selection: BlockSelection,
+    layout: Layout,
+    *,
+    shared_table: bool,
+    kernels: Kernels | None = None,
 ) -> BlockDiffPlan:
     """Diff of the selection against the view and the adoptable tail (E3 – E6), padded where one table serves all."""
     want, view = selection.logical_blocks_by_layer, request.view
@@ -55,7 +60,7 @@ def plan_upload(
         resident = view.logical.row(layer) if view else np.empty(0, dtype=np.int32)
         held.append(np.concatenate((resident, np.setdiff1d(adopted.row(layer), resident).astype(np.int32))))
     tail = [_with_source(request, ids) for _, ids in selection.ranked_tail_by_layer.items()]
-    plan = plan_diff(
+    plan = (kernels or choose_kernels()).plan_diff(
         Csr(want.row_ptr, want.ids),
         Csr.of(tail),
         Csr.of(held),

@@ -85,6 +85,7 @@ def _run(result: DemoResult) -> Table:
         ("text", result.source.splitlines()[0]),
         ("seed", str(result.seed)),
         ("digest", result.digest),
+        ("kernels", result.kernels),
         ("not active, not run", ", ".join(result.not_run)),
         ("ledger", f"{result.ledger} ({result.events} events)"),
         ("look back", f"kvsweep log replay {result.ledger} --verify"),

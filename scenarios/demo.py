@@ -8,6 +8,7 @@ from collections.abc import Callable
 import anyio
 import torch
 
+from kvsweep.kernels.table import describe
 from kvsweep.runtime.clock import MachineClock, TurnClock
 from kvsweep.runtime.driver import Driver, open_store
 from kvsweep.scenarios.ack import AckPipe
@@ -30,7 +31,7 @@ from kvsweep.scenarios.options import (
     shared_tokens,
 )
 from kvsweep.scenarios.result import DemoResult, Run, model_of, not_run, result_of
-from kvsweep.scenarios.stack import Stack, layout_of, world_of
+from kvsweep.scenarios.stack import Stack, kernels_of, layout_of, world_of
 
 CHECKS = (
     "tokens equal plain decoding (fp32)",
@@ -106,6 +107,7 @@ def run_demo(
             checks=CHECKS,
             not_run=not_run(options),
         ),
+        kernels=describe(kernels_of(settings)),
         log=log,
         deadlines=MachineClock() if options.chaos is None else TurnClock(),
     )

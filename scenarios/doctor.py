@@ -12,6 +12,7 @@ from msgspec import Struct
 from rich.table import Table
 
 import kvsweep
+from kvsweep.kernels.table import choose_kernels, describe, why_not_native
 
 WAL_FIX = (3, 51, 3)  # first SQLite in which two connections can no longer corrupt a WAL that is reset
 
@@ -33,10 +34,7 @@ def examine() -> list[Finding]:
         ),
         *(_library(name, why) for name, why in LIBRARIES.items()),
         _model(),
-        Finding(part="kernels", active=True, detail="numpy reference"),
-        Finding(
-            part="native kernels", active=False, detail="not part of this version: the numpy reference runs instead"
-        ),
+        _native(),
         Finding(part="cuda device", active=False, detail="not part of this version: the host device runs instead"),
         _sqlite(),
     ]
@@ -69,6 +67,13 @@ def _model() -> Finding:
     except MissingModel as error:
         return Finding(part="model", active=False, detail=str(error))
     return Finding(part="model", active=True, detail=f"{path.name}, {path.stat().st_size:,} bytes")
+
+
+def _native() -> Finding:
+    missing = why_not_native()
+    if missing:
+        return Finding(part="native kernels", active=False, detail=f"{missing}: the numpy kernels run instead")
+    return Finding(part="native kernels", active=True, detail=describe(choose_kernels("native")))
 
 
 def _sqlite() -> Finding:

@@ -30,9 +30,7 @@ def source_hashes() -> dict[str, str]:
 def active_parts() -> dict[str, str]:
     """Which parts ran, and which are not there and why."""
     return {
-        "kernels": "numpy reference",
         "device": "host (copies late, completes out of order across streams, poisons freed blocks)",
-        "native extension": "not active: not part of this version",
         "cuda": "not active: not part of this version",
         **{name: _version(name) for name in LIBRARIES},
         "python": platform.python_version(),

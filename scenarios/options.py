@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from kvsweep.kernels.table import KernelChoice
 from kvsweep.ledger.errors import SettingsError
 from kvsweep.runtime.settings import Settings
 from kvsweep.scenarios.engine.bundle import Bundle
@@ -37,6 +38,7 @@ class DemoOptions:
     rounds: int | None = None
     text: Path | None = None
     synthetic: bool = False
+    kernels: KernelChoice = "auto"
     requests: int = 1  # with more than one, half of each prompt is shared
     ranks: int = 1
     writer: Literal["inline", "thread"] = "inline"  # of the ledger; a thread's timing makes runs differ
@@ -78,6 +80,7 @@ def settings_of(options: DemoOptions, ledger: str) -> Settings:
         # On the machine's clock a slow machine must not change what the run does; the storm counts turns.
         transfer={"deadline_s": 600.0 if options.chaos is None else 2.0},
         retain={"layer_tables": options.retain == "remap", "pack": options.pack},
+        kernels={"choice": options.kernels},
         seed=options.seed,
     )
 
@@ -112,4 +115,5 @@ def configuration_of(options: DemoOptions) -> dict[str, Any]:
     return {
         name: str(value) if isinstance(value, Path) else value
         for name, value in ((field, getattr(options, field)) for field in DemoOptions.__dataclass_fields__)
+        if name != "kernels"  # recorded apart, and in no digest
     }

@@ -7,15 +7,15 @@ from typing import Any
 
 from msgspec import Struct
 
+from kvsweep.kernels.table import describe
 from kvsweep.runtime.driver import Driver
 from kvsweep.scenarios.engine.bundle import Bundle
 from kvsweep.scenarios.engine.fleet import Fleet
 from kvsweep.scenarios.engine.weather import Storm
 from kvsweep.scenarios.options import DemoOptions
-from kvsweep.scenarios.stack import Stack
+from kvsweep.scenarios.stack import Stack, kernels_of
 
 NOT_RUN = (
-    "native extension",
     "GPU transfer",
     "shared-memory race",
 )
@@ -62,6 +62,7 @@ class DemoResult(Struct, frozen=True, kw_only=True):
     events: int
     digest: str
     seconds: dict[str, float]  # measured; not part of the digest
+    kernels: str  # what copied, ranked and planned; the digest is the same with either
     not_run: list[str]
     requests: int
     ranks: int
@@ -144,7 +145,7 @@ def result_of(
     ledger: str,
     seconds: dict[str, float],
 ) -> DemoResult:
-    metrics, pool = driver.metrics, driver.state.pool
+    metrics, pool, kernels = driver.metrics, driver.state.pool, kernels_of(driver.settings)
     sessions = [member.session for member in run.fleet.members]
     progress = [session.progress for session in sessions]
     verifies = sum(one.verifies for one in progress)
@@ -185,7 +186,8 @@ def result_of(
         events=driver.events,
         digest=driver.final_digest,
         seconds=seconds,
-        not_run=not_run(options),
+        kernels=describe(kernels),
+        not_run=[*not_run(options), *(["native extension"] if kernels.name == "numpy" else [])],
         requests=options.requests,
         ranks=options.ranks,
         shared_blocks=sum(one.shared_blocks for one in progress),

@@ -11,6 +11,7 @@ import anyio
 import numpy as np
 from msgspec.structs import replace
 
+from kvsweep.kernels.table import Kernels, choose_kernels
 from kvsweep.ledger.ids import HOLE, int32_bytes, int32_view
 from kvsweep.ledger.layout import LayerLayout, Layout, Packing
 from kvsweep.ledger.messages import ProcessStarted, RegisterSources, Release
@@ -75,6 +76,11 @@ def world_of(
     )
 
 
+def kernels_of(settings: Settings) -> Kernels:
+    """What the settings choose. Raises KernelArgumentError where native kernels are asked for and not built."""
+    return choose_kernels(settings.kernels.choice, threads=settings.kernels.threads)
+
+
 class Node:
     """One rank in this process: worker, device and the CPU shard it reads. A restart begins with empty memory."""
 
@@ -91,6 +97,7 @@ class Node:
             seed=self.settings.seed * 1000 + rank * 10 + process_epoch % 10,
             staging_bytes=transfer.staging_bytes,
             staging_slots=transfer.staging_slots,
+            kernels=self.shard.kernels,
         )
         self.memory = self.device.memory
         self.worker = RankWorker(self.device, rank=rank, process_epoch=process_epoch)
@@ -117,6 +124,7 @@ class Stack:
             total_blocks=pool.run.cpu_total_blocks,
             process_epoch=pool.producer_epoch,
             ranks=count,
+            kernels=kernels_of(driver.settings),
         )
         self.nodes = [
             Node(pool.layout.shard(rank, count), self.producer.shards[rank], driver.settings, pool.run.device_blocks)

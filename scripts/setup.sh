@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Sourced by ./demo and ./check: finds a Python, makes .venv, installs each set of extras once.
-# A stamp in .venv names what was installed: the hash of pyproject.toml, the Python, the place of the checkout.
+# A stamp in .venv names what was installed: the hash of settings and C++ sources, the Python, the checkout's place.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 VENV=$ROOT/.venv
@@ -57,8 +57,11 @@ pip_install() {
 stamp_value() {
   "$PYTHON" - "$ROOT" <<'PY'
 import hashlib, pathlib, sys
-root = sys.argv[1]
-print(hashlib.sha256(pathlib.Path(root, "pyproject.toml").read_bytes()).hexdigest(), sys.version.split()[0], root)
+root = pathlib.Path(sys.argv[1])
+# What an installation is made of: its settings, and the sources that were compiled.
+made_of = [root / "pyproject.toml", root / "CMakeLists.txt", *sorted((root / "kernels/native").iterdir())]
+digest = hashlib.sha256(b"".join(path.read_bytes() for path in made_of))
+print(digest.hexdigest(), sys.version.split()[0], root)
 PY
 }
 
@@ -89,6 +92,8 @@ install() {
     make_venv
     say "installing kvsweep[$extra] into .venv (the first time fetches about 1 GB)"
     pip_install -e "$ROOT[$extra]" || die "pip could not install kvsweep[$extra]; its last lines above say why"
+    "$PYTHON" -c 'import kvsweep.kernels._native' 2>/dev/null ||
+      say "the native kernels were not built (a C++20 compiler is needed): the NumPy kernels run, slower, same results"
     stamp_value >"$VENV/kvsweep-$extra.stamp"
   fi
   install_model

@@ -7,7 +7,8 @@ from typing import Any, Literal, cast
 import numpy as np
 import numpy.typing as npt
 
-from kvsweep.kernels import BlockShape, Packing, gather_blocks, move_blocks, pack_vnni, scatter_blocks, unpack_vnni
+from kvsweep.kernels import BlockShape, Packing
+from kvsweep.kernels.table import Kernels, choose_kernels
 from kvsweep.ledger.errors import LayoutError
 from kvsweep.ledger.ids import Int32
 from kvsweep.ledger.layout import Layout
@@ -31,16 +32,21 @@ class BlockMemory:
     """Blocks of every KV-cache group, each one C-contiguous array; new memory is poisoned.
 
     groups   one uint8[layers of the group, blocks, block_bytes] a group, layers ascending
+    kernels  what copies and packs
     packing  order of the elements inside a block: NATURAL is [2 (K, V), kv_heads, block_size, head_dim]
     traffic  bytes copied by `gather`, `scatter` and `move`; views and `peek` are not counted
     """
 
-    def __init__(self, layout: Layout, blocks: Sequence[int], packing: Packing) -> None:
-        """blocks: size of each group's pool. Raises LayoutError for another number of pools or a size below 1."""
+    def __init__(self, layout: Layout, blocks: Sequence[int], packing: Packing, kernels: Kernels | None = None) -> None:
+        """blocks: size of each group's pool. Raises LayoutError for another number of pools or a size below 1.
+
+        kernels  None takes the native ones where they were built
+        """
         if len(blocks) != layout.groups or any(count < 1 for count in blocks):
             raise LayoutError("blocks", f"at least 1 block for each of {layout.groups} groups", str(tuple(blocks)))
         self.layout = layout
         self.packing = packing
+        self.kernels = kernels or choose_kernels()
         self.traffic = Traffic()
         self._place: dict[int, tuple[int, int]] = {}
         self.groups: list[UInt8] = []
@@ -56,14 +62,14 @@ class BlockMemory:
             self._place.update({layer: (group, at) for at, layer in enumerate(layers)})
 
     @classmethod
-    def of_device(cls, layout: Layout, blocks: Sequence[int]) -> "BlockMemory":
+    def of_device(cls, layout: Layout, blocks: Sequence[int], kernels: Kernels | None = None) -> "BlockMemory":
         """Device pools, one size a group, natural order."""
-        return cls(layout, blocks, Packing.NATURAL)
+        return cls(layout, blocks, Packing.NATURAL, kernels)
 
     @classmethod
-    def of_cpu(cls, layout: Layout, total_blocks: int) -> "BlockMemory":
+    def of_cpu(cls, layout: Layout, total_blocks: int, kernels: Kernels | None = None) -> "BlockMemory":
         """CPU pool: one block id covers every layer of every group, in the layout's packing."""
-        return cls(layout, (total_blocks,) * layout.groups, Packing(layout.packing))
+        return cls(layout, (total_blocks,) * layout.groups, Packing(layout.packing), kernels)
 
     def place(self, layer: int) -> tuple[int, int]:
         """(group, index on the first axis of the group's array). Raises LayoutError for an unknown layer."""
@@ -110,7 +116,7 @@ class BlockMemory:
         if self.packing is Packing.NATURAL:
             return raw
         natural = np.empty_like(raw)
-        unpack_vnni(raw, self.shapes[self.place(layer)[0]], natural)
+        self.kernels.unpack_vnni(raw, self.shapes[self.place(layer)[0]], natural)
         return natural
 
     def write_tokens(self, layer: int, block: int, first_token: int, k: npt.NDArray[Any], v: npt.NDArray[Any]) -> None:
@@ -141,7 +147,7 @@ class BlockMemory:
         area = whole.view(element_type(shape)).reshape(shape.natural_axes)
         area[0, :, first_token:end], area[1, :, first_token:end] = k, v
         packed = np.empty_like(whole)
-        pack_vnni(whole, shape, packed)
+        self.kernels.pack_vnni(whole, shape, packed)
         self.areas(layer)[block] = packed[0]
 
     def poison(self, group: int, blocks: Int32) -> None:
@@ -153,17 +159,17 @@ class BlockMemory:
 
     def gather(self, group: int, layers: Int32, row_ptr: Int32, ids: Int32, out: UInt8) -> None:
         """Copy blocks out, raw; arguments as kernels.gather_blocks, `layers` as indices in the group's array."""
-        gather_blocks(self.groups[group], layers, row_ptr, ids, out)
+        self.kernels.gather_blocks(self.groups[group], layers, row_ptr, ids, out)
         self.traffic.read_bytes += out.nbytes
 
     def scatter(self, group: int, layers: Int32, row_ptr: Int32, ids: Int32, staged: UInt8) -> None:
         """Copy blocks in, raw; arguments as kernels.scatter_blocks."""
-        scatter_blocks(staged, self.groups[group], layers, row_ptr, ids)
+        self.kernels.scatter_blocks(staged, self.groups[group], layers, row_ptr, ids)
         self.traffic.written_bytes += staged.nbytes
 
     def move(self, group: int, layers: Int32, row_ptr: Int32, source: Int32, destination: Int32) -> None:
         """Copy blocks inside this memory; arguments as kernels.move_blocks."""
-        move_blocks(self.groups[group], layers, row_ptr, source, destination)
+        self.kernels.move_blocks(self.groups[group], layers, row_ptr, source, destination)
         self.traffic.moved_bytes += destination.size * self.groups[group].shape[2]
 
 

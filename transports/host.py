@@ -10,7 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from kvsweep.kernels import Packing, pack_vnni, unpack_vnni
+from kvsweep.kernels import Packing
+from kvsweep.kernels.table import Kernels
 from kvsweep.ledger.errors import Busy, KvsweepError, LayoutError, NotSettled
 from kvsweep.ledger.ids import Int32, Operation, RequestKey
 from kvsweep.ledger.layout import Layout
@@ -76,6 +77,7 @@ class HostDevice:
         rows: int = 4096,
         operations: int = 1024,
         clock: Callable[[], float] = time.monotonic,
+        kernels: Kernels | None = None,
     ) -> None:
         """Raises LayoutError naming the argument.
 
@@ -86,13 +88,14 @@ class HostDevice:
         rows           table rows over all requests
         operations     queued or completed and not yet polled, at most
         clock          seconds, monotonic; used for wait_s only
+        kernels        what copies and packs; None takes the native ones where they were built
         """
         if cpu.layout != layout:
             raise LayoutError("cpu", "memory of the device's layout", "another layout")
         if operations < 1:
             raise LayoutError("operations", "at least 1", str(operations))
         self.layout = layout
-        self.memory = BlockMemory.of_device(layout, device_blocks)
+        self.memory = BlockMemory.of_device(layout, device_blocks, kernels)
         self.faults = Faults()
         self.failures: deque[tuple[Operation, str]] = deque(maxlen=FAILURES_KEPT)
         self._cpu = cpu
@@ -265,7 +268,7 @@ class HostDevice:
         staged = slot.blocks(chunk.blocks, shape.block_bytes)
         if self._cpu.packing is Packing.VNNI:
             natural = np.empty_like(staged)
-            unpack_vnni(staged, shape, natural)
+            self.memory.kernels.unpack_vnni(staged, shape, natural)
             staged = natural
         self.memory.scatter(chunk.group, chunk.layers, chunk.row_ptr, chunk.destination, staged)
         running.unpack_bytes += staged.nbytes
@@ -284,7 +287,7 @@ class HostDevice:
         packed = natural
         if self._cpu.packing is Packing.VNNI:
             packed = np.empty_like(natural)
-            pack_vnni(natural, shape, packed)
+            self.memory.kernels.pack_vnni(natural, shape, packed)
         self._cpu.scatter(chunk.group, chunk.layers, chunk.row_ptr, chunk.destination, packed)
         running.d2h_bytes += packed.nbytes
 

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from kvsweep.kernels.table import Kernels
 from kvsweep.ledger.errors import Busy, LayoutError
 from kvsweep.ledger.ids import Int32, RequestKey, Rows, Slot
 from kvsweep.ledger.layout import Layout
@@ -44,6 +45,7 @@ class HostProducer:
         process_epoch: int,
         ranks: int = 1,
         requests: int = 4096,
+        kernels: Kernels | None = None,
     ) -> None:
         """full_blocks K ≥ 1, total_blocks N ≥ K; requests bounds keep maps and waiting answers. Raises LayoutError."""
         if full_blocks < 1 or total_blocks < full_blocks:
@@ -54,7 +56,9 @@ class HostProducer:
         self.full_blocks = full_blocks
         self.total_blocks = total_blocks
         self.process_epoch = process_epoch
-        self.shards = tuple(BlockMemory.of_cpu(layout.shard(rank, ranks), total_blocks) for rank in range(ranks))
+        self.shards = tuple(
+            BlockMemory.of_cpu(layout.shard(rank, ranks), total_blocks, kernels) for rank in range(ranks)
+        )
         self.cpu_gather_bytes = 0
         self.cpu_destination_blocks = 0
         self._limit = requests

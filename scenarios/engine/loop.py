@@ -279,6 +279,7 @@ class Session:
             layout=self.layout,
             policy=self.kv.driver.settings.selection,
             incumbents=self.kv.residency(self.key).logical_by_slot_by_layer,
+            kernels=self.stack.producer.shards[0].kernels,
         )
 
     def _score(self, layer: int, whole: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

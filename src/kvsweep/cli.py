@@ -49,14 +49,14 @@ def root(
 
 
 def command_line(arguments: list[str]) -> list[str]:
-    """The command as evidence: without the options that only say where the output goes."""
+    """The command as evidence: without where the output goes and without the kernels, recorded in their own field."""
     kept, skip = ["kvsweep"], False
     for argument in arguments:
         if skip:
             skip = False
-        elif argument in ("--ledger", "--ack-fd"):
+        elif argument in ("--ledger", "--ack-fd", "--kernels"):
             skip = True
-        elif not argument.startswith(("--ledger=", "--ack-fd=", "--json")):
+        elif not argument.startswith(("--ledger=", "--ack-fd=", "--kernels=", "--json")):
             kept.append(argument)
     return kept
 
@@ -96,6 +96,10 @@ def demo(
     dtype: Annotated[Literal["fp32", "bf16"], typer.Option(help="Of weights and KV.")] = "fp32",
     temperature: Annotated[float, typer.Option(help="0 is greedy; above, a seeded generator of the request's.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of sampling, process epochs and the device's order.", min=0)] = 20260916,
+    kernels: Annotated[
+        Literal["auto", "native", "numpy"],
+        typer.Option(help="What copies, ranks and plans: the same bytes either way."),
+    ] = "auto",
     ledger: Annotated[
         Path | None, typer.Option(help="Ledger file to begin; without it, one in a new temporary folder.")
     ] = None,
@@ -149,6 +153,7 @@ def demo(
         ranks=ranks,
         chaos=chaos,
         writer=writer,
+        kernels=kernels,
     )
     path = ledger if ledger is not None else Path(tempfile.mkdtemp(prefix="kvsweep-")) / "demo.ledger"
     console = Console(stderr=True)
@@ -212,6 +217,37 @@ def soak(
         Console().print(table)
     if result.grown:
         fail(f"these have grown: {', '.join(result.grown)}", DATA_FAULT)
+
+
+@app.command()
+def bench(
+    name: Annotated[
+        Literal["planner", "selector", "gather", "scatter", "unpack", "retain"], typer.Argument(help="Which kernels.")
+    ],
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds; the minimum counts.", min=1)] = 15,
+    threads: Annotated[int, typer.Option(help="Of ours and of torch.", min=1, max=64)] = 1,
+    isa: Annotated[
+        Literal["scalar", "avx2", "avx512"] | None, typer.Option(help="Use no better instruction set than this.")
+    ] = None,
+    clock: Annotated[
+        Literal["wall", "cpu"], typer.Option(help="CPU time is steadier where others use the machine; one thread only.")
+    ] = "wall",
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes: shows that it works, measures nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
+) -> None:
+    """The native kernels against their peers and the memory system, measured in one run on this machine."""
+    try:
+        from kvsweep.scenarios.bench.run import report_table, run_bench
+    except ImportError as error:
+        fail(f"bench needs the native kernels and the package's extra 'demo': {error}", USAGE_FAULT)
+    try:
+        report = run_bench(name, rounds=rounds, quick=quick, threads=threads, isa=isa, clock=clock)
+    except KernelArgumentError as error:
+        fail(error, USAGE_FAULT)
+    if as_json:
+        typer.echo(msgspec.json.encode(report))
+    else:
+        Console().print(report_table(name, report))
 
 
 @app.command()
