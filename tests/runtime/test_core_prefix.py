@@ -1,7 +1,7 @@
 """Shared prefix blocks through the core: published once, attached in order, evicted oldest first, freed last."""
 
 import pytest
-from tests.runtime.rig import RANKS, CoreRig, rows
+from tests.runtime.rig import CoreRig, rows
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.ids import RequestKey, int32_view
