@@ -24,7 +24,7 @@ from torch import Tensor
 
 from kvsweep.ledger.messages import BlockSelection
 from kvsweep.scenarios.engine.attention import ContiguousKv, attention
-from kvsweep.scenarios.engine.bundle import Bundle
+from kvsweep.scenarios.engine.bundle import Bundle, load_smollm2
 from kvsweep.scenarios.engine.loop import Session
 from kvsweep.scenarios.engine.model import LayerShape, Model, ModelConfig
 from kvsweep.scenarios.engine.synthetic import synthetic_config, synthetic_model
@@ -301,6 +301,16 @@ def test_c1_c2_the_real_model_cannot_tell_the_ways_apart(real: Case, real_base: 
     other = run(real, recorded=recorded_of(real_base), **WAYS[way])
     expect_same(real_base, other, way)
     _expect_taken(way, real_base, other)
+
+
+@pytest.mark.full
+def test_c2_the_real_model_in_bf16_cannot_tell_the_ways_apart(smollm2: Bundle) -> None:
+    """C2: bytes are compared without a tolerance in bf16 too, where logits alone would hide an exchange of blocks."""
+    bundle = load_smollm2("bf16", smollm2.path)
+    case = Case(bundle.model, bundle.tokenizer.encode(load_text().body)[:192], block_size=8, rounds=2, steps=2)
+    base = run(case)
+    for way in ("remap, copy", "byte move, source-only"):
+        expect_same(base, run(case, recorded=recorded_of(base), **WAYS[way]), way)
 
 
 def test_b1_layers_of_the_real_model_never_agree(real_base: Run) -> None:
