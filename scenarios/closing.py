@@ -76,7 +76,7 @@ def _model(model: dict[str, Any]) -> str:
 
 
 def _counts(found: dict[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in found.items())
+    return "; ".join(f"{count} × {name}" for name, count in sorted(found.items()))
 
 
 def _crowd(result: DemoResult) -> list[tuple[str, str]]:

@@ -90,7 +90,7 @@ def test_g3_what_is_still_held_and_what_a_storm_did_is_said(result: DemoResult) 
         )
     )
     assert row(busy, "requests, ranks")[1] == "4, 3"
-    assert row(busy, "the storm")[1] == "2 aborts, 1 rank restarts"
-    assert row(busy, "rounds that ended early")[1] == "5 PoolExhausted"
-    assert row(busy, "held when all had ended")[1] == "3 fences"
+    assert row(busy, "the storm")[1] == "2 × aborts; 1 × rank restarts"
+    assert row(busy, "rounds that ended early")[1] == "5 × PoolExhausted"
+    assert row(busy, "held when all had ended")[1] == "3 × fences"
     assert row(busy, "preemptions")[1] == "0"
