@@ -96,7 +96,7 @@ class Coordinator:
         self._watches: dict[int, Awaited] = {}
         self._outgoing = Outgoing(self._links, note=self.bad_frames.append)
         self._results: dict[int, Awaited] = {}
-        self._for_producer: deque[PublishKeepMap | Acknowledge] = deque()
+        self._for_producer: list[PublishKeepMap | Acknowledge] = []
         self._wake = anyio.Event()
         self._changed = anyio.Event()
         self._stack = AsyncExitStack()
@@ -347,11 +347,18 @@ class Coordinator:
         return bool(expired or effects or words)
 
     def _tell_producer(self) -> None:
-        """In order; what it has no room for now stays and is told again in a later turn."""
-        with contextlib.suppress(Busy):
-            while self._for_producer:
-                self.producer.perform([self._for_producer[0]])
-                self._for_producer.popleft()
+        """What it has no room for now stays, and what follows for the same request; both are told in a later turn."""
+        waiting: dict[RequestKey, list[PublishKeepMap | Acknowledge]] = {}
+        for effect in self._for_producer:
+            request = effect.operation.request
+            try:
+                if request not in waiting:
+                    self.producer.perform([effect])
+                    continue
+            except Busy:
+                pass
+            waiting.setdefault(request, []).append(effect)
+        self._for_producer = [effect for left in waiting.values() for effect in left]
 
     async def _hear_log(self) -> None:
         """What became durable lets effects go, and makes room."""

@@ -45,7 +45,7 @@ def _costs(result: DemoResult) -> Table:
             "" if counted is None else f"{counted:,}",
             meaning,
         )
-    table.caption = "reported: by the operations; counted: by the memories that the bytes went through"
+    table.caption = "reported: by operations that ended well; counted: by the memories that the bytes went through"
     return table
 
 
@@ -54,7 +54,7 @@ def _blocks(result: DemoResult) -> Table:
     for name, value in (
         ("physical blocks released", result.physical_blocks_released),
         ("device pool", sum(result.device_blocks)),
-        ("owned at most", result.owned_blocks_max),
+        ("owned by one request at most", result.owned_blocks_max),
         ("owned at the end of decoding", result.owned_blocks),
         ("live in the fullest layer", result.live_blocks),
         ("vacant areas at the end", result.vacant_areas),
@@ -62,6 +62,9 @@ def _blocks(result: DemoResult) -> Table:
         ("areas adopted without a copy", result.adopted_areas),
     ):
         table.add_row(name, f"{value:,}")
+    if result.requests > 1:
+        table.add_row("prompt blocks shared", f"{result.shared_blocks:,}")
+        table.add_row("preemptions", f"{result.preemptions:,}")
     for mode, count in result.remap.items():
         table.add_row(f"retained by {mode}", f"{count:,}")
     return table
@@ -72,14 +75,33 @@ def _model(model: dict[str, Any]) -> str:
     return f"{model['name']} {model['dtype']}, {made}"
 
 
+def _counts(found: dict[str, int]) -> str:
+    return "; ".join(f"{count} × {name}" for name, count in sorted(found.items()))
+
+
+def _crowd(result: DemoResult) -> list[tuple[str, str]]:
+    """Rows that only runs with several requests or ranks, or with a storm, have."""
+    rows = []
+    if result.requests > 1 or result.ranks > 1:
+        rows.append(("requests, ranks", f"{result.requests}, {result.ranks}"))
+    if result.refused:
+        rows.append(("rounds that ended early", _counts(result.refused)))
+    if result.storm:
+        rows.append(("the storm", _counts(result.storm)))
+    return rows
+
+
 def _run(result: DemoResult) -> Table:
     same = "token for token" if result.lossless else f"differs first in {result.first_difference}"
+    held = {name: count for name, count in result.held_at_end.items() if count}
     table = Table("run", title="The run")
     table.add_column("", overflow="fold")
     for name, value in (
         ("equals plain decoding", same),
         ("tokens", f"{sum(map(len, result.tokens.values()))} in {result.verifies} verifies, {result.rounds} rounds"),
         ("draft tokens accepted a verify", f"{result.accepted_per_verify:.2f} of {DRAFT_TOKENS}"),
+        *_crowd(result),
+        ("held when all had ended", _counts(held) if held else "nothing: every block is free again"),
         ("seconds", ", ".join(f"{what} {took:.1f}" for what, took in result.seconds.items())),
         ("model", _model(result.model)),
         ("text", result.source.splitlines()[0]),

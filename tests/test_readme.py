@@ -11,7 +11,8 @@ from typer.main import get_command
 
 from kvsweep.cli import app
 from kvsweep.scenarios.closing import COSTS, closing_table
-from kvsweep.scenarios.demo import DemoOptions, run_demo
+from kvsweep.scenarios.demo import run_demo
+from kvsweep.scenarios.options import DemoOptions
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

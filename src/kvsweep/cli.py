@@ -194,9 +194,9 @@ def soak(
 
     from kvsweep.scenarios.soak import Soak
 
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=Console(stderr=True)
-    ) as bar:
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("rounds", total=rounds)
         run = Soak(
             requests=requests,
@@ -210,7 +210,7 @@ def soak(
         typer.echo(msgspec.json.encode(result))
     else:
         table = Table(
-            "size", "second quarter", "last quarter", title=f"{result.rounds:,} rounds, {result.lives:,} lives"
+            "largest size", "first half", "second half", title=f"{result.rounds:,} rounds, {result.lives:,} lives"
         )
         for name, (early, late) in result.sizes.items():
             table.add_row(name, f"{early:,}", f"{late:,}")

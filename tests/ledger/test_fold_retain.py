@@ -270,6 +270,22 @@ def test_fence_rule_only_a_replaced_view_is_retired_and_only_once() -> None:
     assert w.state.ownership.rows(A) == {1}
 
 
+@pytest.mark.parametrize(("kind", "cause"), [(e.RequestPreempted, "preempt"), (e.RequestFinished, "finish")])
+def test_fence_rule_a_view_is_retired_with_what_took_its_place_whatever_came_after(
+    kind: type[e.Event], cause: str
+) -> None:
+    w = resident()
+    w.emit(kind)
+    if kind is e.RequestPreempted:
+        w.emit(e.RequestResumed)
+        w.commit(w.upload({0: [2], 1: [2]}, {0: [5], 1: [5]}, [5], row=1))
+    for wrong in {"upload", "preempt", "finish"} - {cause}:
+        w.refuse(f"expected cause {cause}, got {wrong}", e.BlocksRetired,
+                 generation=1, cause=wrong, freed=w.by_group([0, 1]))  # fmt: skip
+    w.retire(1, cause, [0, 1])
+    w.lawful()
+
+
 def test_fence_rule_views_drain_in_any_order() -> None:
     w = World(opened=False)
     w.open(row_count=3)

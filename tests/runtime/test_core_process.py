@@ -247,12 +247,28 @@ def test_d4_a_process_that_cannot_be_is_refused_with_both_values_and_recorded(
 def test_d4_a_rank_that_returns_with_its_old_epoch_is_refused(rig: CoreRig, key: RequestKey) -> None:
     lost(rig)
     assert rig.send(ProcessStarted(rank=RANK, process_epoch=OLD)).outcome == "refused"
-    assert lost(rig).outcome == "refused", "it ended once"
+    again = lost(rig)
+    assert (again.outcome, type(again.events[0])) == ("refused", e.HandshakeRefused), "it ended once"
     assert rig.state.pool.lost == (RANK,)
     assert rig.state.pool.pool_generation == 2
     assert restarted(rig).outcome == "accepted"
     assert rig.state.pool.lost == ()
     assert rig.state.pool.pool_generation == 3
+
+
+def test_g3_what_was_opened_while_a_rank_was_lost_is_not_turned_back_when_it_returns(
+    rig: CoreRig, key: RequestKey
+) -> None:
+    """Nothing of it stood on the dead process."""
+    lost(rig)
+    rig.send(Resume(request=key))
+    rig.send(OpenTail(request=key, until=9))
+    mark = len(rig.events)
+    restarted(rig)
+    assert rig.since(mark) == ["RankRestarted"]
+    request = rig.request(key)
+    assert (request.life, [block.phase for block in request.tail]) == ("RUNNING", ["open"])
+    rig.lawful()
 
 
 def test_f2_a_repeated_announcement_changes_nothing(rig: CoreRig, key: RequestKey) -> None:

@@ -51,13 +51,14 @@ async def opened(
     temperature: float = 0.0,
     selector: Selector | None = None,
     room: int = 256,
+    ranks: int = 1,
 ) -> AsyncIterator[Session]:
     """A session that has not run its prefill yet; at the end everything it held has to come back.
 
     room  tokens that it may emit
     """
     layout = layout_of(model.config, model_hash="test", block_size=block_size)
-    driver = Driver.open(settings, world_of(layout, tokens=len(prompt) + room, settings=settings))
+    driver = Driver.open(settings, world_of(layout, tokens=len(prompt) + room, settings=settings, ranks=ranks))
     async with Stack(driver) as stack:
         kv = stack.kv
         session = Session(
@@ -120,10 +121,12 @@ def reads_of(session: Session) -> tuple[int, StepReads]:
 
 
 def area(session: Session, layer: int, physical: int) -> UInt8:
-    """uint8[2 (K, V), kv_heads, block_size, bytes of a head]: what the device holds there now, natural order."""
-    one = session.layout.layers[layer]
-    raw: UInt8 = session.stack.nodes[0].device.read(layer, np.asarray([physical], dtype=np.int32))[0]
-    return raw.reshape((2, one.kv_heads, session.layout.block_size, -1))
+    """uint8[2 (K, V), kv_heads, block_size, bytes of a head]: what the ranks hold there now, natural order."""
+    parts = []
+    for node in session.stack.nodes:
+        raw: UInt8 = node.device.read(layer, np.asarray([physical], dtype=np.int32))[0]
+        parts.append(raw.reshape((2, node.layout.layers[layer].kv_heads, session.layout.block_size, -1)))
+    return np.concatenate(parts, axis=1)
 
 
 def device_bytes(session: Session) -> dict[tuple[int, int], UInt8]:
@@ -131,6 +134,7 @@ def device_bytes(session: Session) -> dict[tuple[int, int], UInt8]:
     number, reads = reads_of(session)
     size, confirmed = session.layout.block_size, len(session.tokens) - 1
     found = {}
+    assert all(rows == reads.resident[0] for rows in reads.resident), "ranks show other tables"
     for layer in range(len(session.layout.layers)):
         for logical, physical in sorted({**reads.tail_of(layer), **reads.resident[0].get(layer, {})}.items()):
             valid = min(size, confirmed - logical * size)

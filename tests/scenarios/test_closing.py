@@ -48,7 +48,7 @@ def test_b7_what_was_freed_stands_apart_from_what_it_cost(result: DemoResult) ->
     text = shown(result)
     cost, freed = text.index("What it cost"), text.index("What it freed")
     assert cost < text.index("resident_moved_bytes") < freed < text.index("physical blocks released")
-    assert row(text, "owned at most")[1] == str(result.owned_blocks_max)
+    assert row(text, "owned by one request at most")[1] == str(result.owned_blocks_max)
     assert row(text, "retained by layer")[1] == str(result.remap["layer"])
 
 
@@ -71,3 +71,26 @@ def test_a_difference_from_plain_decoding_is_not_hidden(result: DemoResult) -> N
     assert "token for token" in shown(result)
     found = replace(result, lossless=False, first_difference="demo/0, token 3")
     assert "differs first in demo/0, token 3" in shown(found)
+
+
+def test_g3_what_is_still_held_and_what_a_storm_did_is_said(result: DemoResult) -> None:
+    """G3: nothing may be held at the end; and rows for a crowd stand only where there was one."""
+    calm = shown(result)
+    assert row(calm, "held when all had ended")[1].startswith("nothing")
+    assert "requests, ranks" not in calm
+    assert "the storm" not in calm
+    busy = shown(
+        replace(
+            result,
+            requests=4,
+            ranks=3,
+            storm={"aborts": 2, "rank restarts": 1},
+            refused={"PoolExhausted": 5},
+            held_at_end=result.held_at_end | {"fences": 3},
+        )
+    )
+    assert row(busy, "requests, ranks")[1] == "4, 3"
+    assert row(busy, "the storm")[1] == "2 × aborts; 1 × rank restarts"
+    assert row(busy, "rounds that ended early")[1] == "5 × PoolExhausted"
+    assert row(busy, "held when all had ended")[1] == "3 × fences"
+    assert row(busy, "preemptions")[1] == "0"

@@ -70,12 +70,12 @@ class Case:
     steps: int
 
 
-def run(case: Case, *, recorded: list[BlockSelection] | None = None, **tables: Any) -> Run:
+def run(case: Case, *, recorded: list[BlockSelection] | None = None, ranks: int = 1, **tables: Any) -> Run:
     """Rounds and steps in turn, nothing overlapping, so that every way takes the same steps."""
-    return anyio.run(_run, case, recorded, tables)
+    return anyio.run(_run, case, recorded, ranks, tables)
 
 
-async def _run(case: Case, recorded: list[BlockSelection] | None, tables: dict[str, Any]) -> Run:
+async def _run(case: Case, recorded: list[BlockSelection] | None, ranks: int, tables: dict[str, Any]) -> Run:
     again: Iterator[BlockSelection] = iter(recorded or ())
     used: list[BlockSelection] = []
 
@@ -85,7 +85,7 @@ async def _run(case: Case, recorded: list[BlockSelection] | None, tables: dict[s
 
     result = Run()
     async with opened(
-        case.model, case.prompt, settings(**tables), block_size=case.block_size, selector=select
+        case.model, case.prompt, settings(**tables), block_size=case.block_size, selector=select, ranks=ranks
     ) as session:
         session.feed()
         await session.kv.settled()
@@ -111,7 +111,9 @@ async def _run(case: Case, recorded: list[BlockSelection] | None, tables: dict[s
         result.metrics = {
             name: getattr(metrics, name) for name in ("cpu_gather_bytes", "h2d_bytes", "resident_moved_bytes")
         }
-        assert session.stack.nodes[0].memory.traffic.moved_bytes == metrics.resident_moved_bytes
+        moved = [node.memory.traffic.moved_bytes for node in session.stack.nodes]
+        assert sum(moved) == metrics.resident_moved_bytes
+        assert all(moved) == any(moved), "a rank moved nothing where others did"
         assert session.stack.producer.cpu_gather_bytes == metrics.cpu_gather_bytes
     return result
 
@@ -145,7 +147,7 @@ def expect_same(base: Run, other: Run, name: str) -> None:
 @pytest.fixture(scope="module", params=["fp32", "bf16"])
 def mixed(request: pytest.FixtureRequest) -> Case:
     config = synthetic_config(request.param)
-    return Case(synthetic_model(SEED, config), text_tokens(520), block_size=16, rounds=5, steps=4)
+    return Case(synthetic_model(SEED, config), text_tokens(392), block_size=16, rounds=4, steps=4)
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +182,22 @@ def test_c1_a_shared_selection_is_remapped_and_packed_with_equal_results(mixed: 
     assert base.modes["shared"] > 0
     other = run(mixed, recorded=recorded_of(base), selection=shared, source=COPY, retain={"pack": "never"})
     expect_same(base, other, "copy, never packed")
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a4_c2_heads_over_ranks_joined_equal_one_rank(mixed: Case, mixed_base: Run, ranks: int) -> None:
+    """A4, C2: 3 KV heads as 2 + 1 and 1 + 1 + 1; the bytes joined over the ranks, the logits, and what they cost."""
+    other = run(mixed, recorded=recorded_of(mixed_base), ranks=ranks)
+    expect_same(mixed_base, other, f"{ranks} ranks")
+    assert all(one.mirrored > 0 for one in other.rounds)
+    assert other.modes == mixed_base.modes
+    assert other.metrics == mixed_base.metrics
+
+
+def test_a_byte_move_over_ranks_equals_a_remap_of_one(mixed: Case, mixed_base: Run) -> None:
+    other = run(mixed, recorded=recorded_of(mixed_base), ranks=2, **WAYS["byte move, copy"])
+    expect_same(mixed_base, other, "byte move, copy, 2 ranks")
+    _expect_taken("byte move, copy", mixed_base, other)
 
 
 def test_the_layers_of_the_recorded_selection_do_not_agree(mixed_base: Run) -> None:
