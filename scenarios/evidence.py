@@ -10,7 +10,6 @@ import json
 import platform
 from collections.abc import Mapping, Sequence
 from importlib import metadata
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,8 @@ LIBRARIES = ("numpy", "torch", "msgspec", "anyio", "gguf", "tokenizers")
 
 def source_hashes() -> dict[str, str]:
     """SHA-256 of every source file of the installed package."""
-    root = Path(str(files("kvsweep")))
+    # Not importlib.resources: an editable installation has a second folder, with the compiled part in it.
+    root = Path(kvsweep.__file__).parent
     found = sorted(path for folder in FOLDERS for path in (root / folder).rglob("*.py"))
     return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 

@@ -46,7 +46,8 @@ def test_j1_j2_everything_that_repeats_a_run_is_there() -> None:
     assert (found["seed"], found["configuration"], found["model"]) == (7, {"every": 16}, {"sha256": "0" * 64})
     assert (found["checks"], found["not_run"]) == (["tokens are equal"], ["GPU transfer"])
     assert found["active"]["kvsweep"] == kvsweep.__version__
-    assert found["active"]["native extension"].startswith("not active")
+    assert found["active"]["cuda"].startswith("not active")
+    assert not [part for part in found["active"] if "native" in part or "kernel" in part], "recorded apart"
     assert all(found["active"][name] for name in module.LIBRARIES)
 
 
