@@ -26,6 +26,22 @@ def test_b1_classes_of_rows_equal_the_reference(same: Same, rng: np.random.Gener
     same("row_classes", Csr.of([]))
 
 
+def test_b1_rows_that_share_a_digest_are_compared(same: Same) -> None:
+    """Two rows of two ids whose digests are equal, found by search: equal classes would be the digest's mistake."""
+    multiplier, size = np.uint64(0x9E3779B97F4A7C15), np.uint64(2)
+    first = np.arange(2**18, dtype=np.uint64)
+    mixed = (size ^ first) * multiplier
+    order = np.argsort(mixed)
+    near = order[np.flatnonzero(np.diff(mixed[order] >> np.uint64(32)) == 0)[:1]]
+    assert near.size == 1
+    one = int(near[0])
+    other = int(order[np.flatnonzero(order == one)[0] + 1])
+    second = int(mixed[one] ^ mixed[other])
+    assert second < 2**32, "only the low half differs, and the second id makes up for it"
+    rows = np.array([[one, 0], [other, second]], dtype=np.uint32).view(np.int32)
+    same("row_classes", Csr.of(list(rows)))
+
+
 def test_b1_the_counter_example(native: Any) -> None:
     """Layer 0 keeps slots [0, 2], layer 1 keeps [1, 2]: no table serves both."""
     assert native.row_classes(Csr.of([[0, 2], [1, 2], [0, 2]])).tolist() == [0, 1, 0]
