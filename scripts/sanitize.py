@@ -25,7 +25,7 @@ def load(extension: Path) -> None:
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     sys.modules[NAME] = module
-    kvsweep.kernels._native = module  # type: ignore[attr-defined]
+    vars(kvsweep.kernels)["_native"] = module
 
 
 def main() -> int:
