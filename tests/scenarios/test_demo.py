@@ -300,7 +300,7 @@ def test_j1_the_ledger_begins_with_what_repeats_the_run(real: dict[str, DemoResu
     assert facts["seed"] == REAL.seed
     assert facts["configuration"]["retain"] == "move"
     assert facts["model"]["sha256"] == smollm2.sha256
-    assert facts["active"]["kernels"] == "numpy reference"
+    assert getattr(first, "implementation").kernels == real["move"].kernels  # noqa: B009 - beside the evidence
     assert "scenarios/demo.py" in facts["sources_sha256"]
-    assert facts["not_run"] == real["move"].not_run
+    assert set(facts["not_run"]) == set(real["move"].not_run) - {"native extension"}
     assert facts["checks"]
