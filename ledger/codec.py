@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeAlias, Union, get_args, get_origin, 
 import msgspec
 from msgspec import Struct
 
-from kvsweep.ledger.errors import LayoutError, LogError
+from kvsweep.ledger.errors import LayoutError, LogError, Unencodable
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.events import AckIgnored, AckRefused, AnyEvent
 from kvsweep.ledger.ids import Rows, int32_view
@@ -46,11 +46,11 @@ def encode(event: Event) -> bytes:
     """
     name = type(event).__name__
     if EVENT_TYPES.get(name) is not type(event):
-        raise LogError(f"event: expected one of the {len(EVENT_TYPES)} event types, got {name}")
+        raise Unencodable(f"event: expected one of the {len(EVENT_TYPES)} event types, got {name}")
     try:
         body = _ENCODER.encode(event)
     except (TypeError, ValueError, OverflowError) as error:
-        raise LogError(f"{name} cannot be encoded: {error}") from error
+        raise Unencodable(f"{name} cannot be encoded: {error}") from error
     decode(body)
     return body
 
@@ -62,7 +62,7 @@ def encode_batch(events: Sequence[Event]) -> list[bytes]:
         try:
             bodies.append(encode(event))
         except LogError as error:
-            raise LogError(f"batch[{index}]: {error}") from error
+            raise Unencodable(f"batch[{index}]: {error}") from error
     return bodies
 
 

@@ -138,6 +138,10 @@ class LogError(KvsweepError):
     """A ledger cannot be written or read."""
 
 
+class Unencodable(LogError):
+    """An event holds a value that no ledger takes: the fault of who said it, not of the store, which goes on."""
+
+
 class LogCorrupt(LogError):
     """The stored bytes at a position are not what was written."""
 

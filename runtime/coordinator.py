@@ -136,7 +136,7 @@ class Coordinator:
         self._serve(rank, link)
 
     def _serve(self, rank: int, link: RankLink) -> None:
-        self._tasks.start_soon(self._receive, link)
+        self._tasks.start_soon(self._receive, rank, link)
         self._tasks.start_soon(self._outgoing.send, rank, link)
 
     # ---- what never waits
@@ -373,13 +373,16 @@ class Coordinator:
 
     # ---- links
 
-    async def _receive(self, link: RankLink) -> None:
+    async def _receive(self, rank: int, link: RankLink) -> None:
         try:
             while True:
                 try:
                     message = decode_from_rank(await link.receive())
                 except BadFrame as error:
                     self.bad_frames.append(str(error))  # one bad message never ends the process
+                    continue
+                if message.rank != rank:  # nobody speaks for another rank, or for the producer
+                    self.bad_frames.append(f"rank {rank}: expected its own word, got one of rank {message.rank}")
                     continue
                 self.handle(message)
                 if isinstance(message, Done) and self.driver.read_only is None:

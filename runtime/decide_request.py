@@ -50,7 +50,12 @@ def open_request(batch: Batch, context: Context, command: OpenRequest) -> None:
 
 def register(batch: Batch, command: RegisterSources, reserved: Reserved | None) -> Reserve | None:
     """CPU blocks that the producer has filled are valid sources; those not held for it yet are claimed first."""
-    layout = batch.state.pool.layout
+    layout, run = batch.state.pool.layout, batch.state.pool.run
+    request, limit = batch.request(command.request), run.cpu_full_blocks if run else 0
+    logical = int32_view(command.logical) if len(command.logical) % 4 == 0 else None
+    if logical is None or (logical.size and not 0 <= int(logical.min()) <= int(logical.max()) < limit):
+        reason = f"logical: expected int32 block ids in [0, {limit}), the CPU pool's size"
+        raise Refused(request.key, "RegisterSources", request.describe(), (), reason)
     held = int32_view(blocks_of(batch.request(command.request).stale))
     new = np.setdiff1d(int32_view(command.source), held)
     if new.size and reserved is None:
@@ -66,7 +71,7 @@ def open_tail(batch: Batch, command: OpenTail, reserved: Reserved | None) -> Res
     """One new block a group for every logical block that has none yet, up to and without `until`."""
     request, layout = batch.request(command.request), batch.state.pool.layout
     start = max([leading(request.source), *(block.logical + 1 for block in request.tail)])
-    missing = list(range(start, command.until))
+    missing = range(start, command.until)
     if not missing:
         return None
     if reserved is None:

@@ -4,7 +4,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -19,14 +18,17 @@ from kvsweep.ledger.errors import (
     Refused,
     SequenceConflict,
     SettingsError,
+    Unencodable,
+    UsageError,
 )
 from kvsweep.ledger.event_base import Event, Implementation, Measured, RankEpochs
-from kvsweep.ledger.ids import POOL, Operation, RequestKey
+from kvsweep.ledger.ids import POOL, RequestKey
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.messages import (
     Abort,
     Acknowledged,
     AttachPrefix,
+    Cancel,
     Done,
     Effect,
     OpenRequest,
@@ -43,12 +45,12 @@ from kvsweep.ledger.messages import (
     Select,
     Turn,
 )
-from kvsweep.ledger.pool_events import Difference
 from kvsweep.ledger.state import Residency, State, residency
 from kvsweep.ledger.store import LogStore, QueueBounds, open_log
 from kvsweep.runtime.clock import Clock, MachineClock, TurnClock
 from kvsweep.runtime.core import Core, Message
-from kvsweep.runtime.deadlines import Deadlines
+from kvsweep.runtime.deadlines import Deadlines, settling, silent
+from kvsweep.runtime.handshake import handshake_fact
 from kvsweep.runtime.metrics import Metrics
 from kvsweep.runtime.outbox import Outbox
 from kvsweep.runtime.settings import Settings
@@ -159,14 +161,24 @@ class Driver:
             return Turn(outcome="refused", refusal=Refusal(what=type(message).__name__, reason=str(error)))
 
     def _handle(self, message: Message) -> Turn:
-        started = self._clock()
-        turn = self.core.handle(message)
-        while turn.outcome == "reserve":
-            (ask,) = turn.effects
-            if not isinstance(ask, Reserve):
-                raise TypeError(f"expected Reserve, got {type(ask).__name__}")
-            turn = self.core.handle(self.pools.reserve(ask))
-        turn = self._take(turn, plan_s=self._clock() - started)
+        started, given = self._clock(), None
+        try:
+            turn = self.core.handle(message)
+            while turn.outcome == "reserve":
+                (ask,) = turn.effects
+                if not isinstance(ask, Reserve):
+                    raise TypeError(f"expected Reserve, got {type(ask).__name__}")
+                given = self.pools.reserve(ask)
+                turn = self.core.handle(given)
+            turn = self._take(turn, plan_s=self._clock() - started)
+        except Exception as error:
+            if given is not None and given.device is not None:  # reserved for a turn that did not come about
+                self.pools.release(Release(device=given.device, cpu=given.cpu_full + given.cpu_copy + given.claimed))
+            if not isinstance(error, Unencodable):
+                raise
+            if isinstance(message, Reports):
+                return Turn(outcome="refused", refusal=Refusal(what=type(message).__name__, reason=str(error)))
+            raise UsageError(f"{type(message).__name__}: {error}") from error
         if turn.refusal is not None and turn.outcome == "refused" and isinstance(turn.events[0], e.CommandRefused):
             refusal = turn.refusal
             raise Refused(turn.events[0].request, refusal.what, turn.events[0].state, refusal.legal, refusal.reason)
@@ -179,21 +191,7 @@ class Driver:
         """
         for number, rank in enumerate(ranks):
             found = differences(producer, rank)
-            fact: e.HandshakeRefused | e.HandshakeAgreed
-            if found:
-                fact = e.HandshakeRefused(
-                    request=POOL,
-                    seq=self.state.pool.seq,
-                    peer=f"rank {number}",
-                    differences=tuple(
-                        Difference(field=field, expected=str(ours), got=str(theirs))
-                        for field, (ours, theirs) in found.items()
-                    ),
-                )
-            else:
-                theirs = msgspec.json.encode(rank, order="sorted").decode()
-                fact = e.HandshakeAgreed(request=POOL, seq=self.state.pool.seq, peer=f"rank {number}", theirs=theirs)
-            self._take(self.core.fact(fact))
+            self._take(self.core.fact(handshake_fact(self.state.pool.seq, number, rank, found)))
             if found:
                 raise HandshakeError(found)
 
@@ -237,16 +235,26 @@ class Driver:
         for one in self._deadlines.due():
             if self.read_only is not None:
                 break
-            turns.append(self.handle(Abort(operation=one, reason=f"deadline of {limit:g} s: {self._silent(one)}")))
+            turns.append(
+                self.handle(Abort(operation=one, reason=f"deadline of {limit:g} s: {silent(self.state, one)}"))
+            )
+        for one in self._deadlines.to_ask_again():
+            left = settling(self.state, one)
+            if left is not None and self.read_only is None:
+                # The cancel may have been lost, or met a full rank; it may come any number of times.
+                self._outbox.put(self._position, (Cancel(operation=one, ranks=left.ranks),))
+                self._deadlines.settle_again(one)
         return turns
 
-    def _silent(self, operation: Operation) -> str:
-        request = self.state.request(operation.request)
-        opened = [o for o in request.open_operations() if o.operation == operation] if request else []
-        silent = sorted(
-            {rank for o in opened for rank, _ in o.ranks} - {rank for o in opened for rank, _ in o.outcomes}
-        )
-        return f"ranks {silent} have not reported"
+    def _follow(self, event: Event) -> None:
+        """An aborted operation is asked after until every rank is terminal."""
+        match event:
+            case e.UploadAborted() | e.RetainAborted() | e.StoreAborted() if settling(self.state, event.operation):
+                self._deadlines.settle_again(event.operation)
+            case e.TransferSettled() if not settling(self.state, event.operation):
+                self._deadlines.settled(event.operation)
+            case _:
+                pass
 
     @property
     def idle(self) -> bool:
@@ -328,6 +336,9 @@ class Driver:
         turn = replace(turn, events=tuple(_timed(event, plan_s) for event in turn.events))
         try:
             position = self.log.append(turn.events, level=self._outbox.level(turn.effects))
+        except Unencodable:
+            self.core.discard(turn)
+            raise
         except (LogError, SequenceConflict) as error:
             self.core.discard(turn)
             self._failed = LogError(f"read-only since an append failed: {error}")
@@ -339,6 +350,7 @@ class Driver:
             self._digest.update(event)
             self.metrics.apply(event)
             self._deadlines.apply(event)
+            self._follow(event)
             for watcher in self._watchers:
                 watcher(event)
         self.events += len(turn.events)

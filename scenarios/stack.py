@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import anyio
 import numpy as np
@@ -103,10 +103,15 @@ class Node:
         self.worker = RankWorker(self.device, rank=rank, process_epoch=process_epoch)
         self.process = anyio.CancelScope()
 
-    async def serve(self, link: RankLink) -> None:
-        """The process: what it has not done when it is killed is never done."""
-        with self.process:
-            await serve_rank(self.worker, self.device, link)
+    def serve(self, link: RankLink) -> Callable[[], Coroutine[Any, Any, None]]:
+        """The process as it is now: what it has not done when it is killed is never done."""
+        process, worker, device = self.process, self.worker, self.device
+
+        async def run() -> None:
+            with process:
+                await serve_rank(worker, device, link)
+
+        return run
 
 
 class Stack:
@@ -173,7 +178,7 @@ class Stack:
     async def __aenter__(self) -> Self:
         self._tasks = await self._stack.enter_async_context(anyio.create_task_group())
         for node, end in self._ends:
-            self._tasks.start_soon(node.serve, end)
+            self._tasks.start_soon(node.serve(end))
         await self._stack.enter_async_context(self.kv)
         return self
 
@@ -197,7 +202,7 @@ class Stack:
         ours, end = self._link()
         self.kv.handle(ProcessStarted(rank=rank, process_epoch=epoch))
         self.kv.connect(rank, ours)
-        self._tasks.start_soon(node.serve, end)
+        self._tasks.start_soon(node.serve(end))
 
     def restart_producer(self) -> None:
         """A new producer process over the same CPU memory: every block is registered again before it is used."""

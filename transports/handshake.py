@@ -32,7 +32,7 @@ class Capabilities(Struct, frozen=True, kw_only=True):
 
     role: str  # "producer" | "rank"
     protocol: int
-    selection_unit: str  # "block" | "token": resolved once at start (D3)
+    selection_unit: str  # "block", resolved once at start (D3)
     block_size: int  # tokens
     dtype: str
     layout_hash: str

@@ -1,5 +1,6 @@
 """Frames between coordinator and rank: one message each, MessagePack, checked when decoded."""
 
+import math
 from typing import Final, TypeVar
 
 import msgspec
@@ -36,7 +37,21 @@ def decode_to_rank(frame: bytes) -> ToRank:
 
 def decode_from_rank(frame: bytes) -> FromRank:
     """A rank's report. Raises BadFrame with the path of the field."""
-    return _decoded(frame, _FROM_RANK)
+    message = _decoded(frame, _FROM_RANK)
+    _check_numbers(message, "$", len(frame))
+    return message
+
+
+def _check_numbers(value: msgspec.Struct, path: str, size: int) -> None:
+    """Numbers that a ledger can hold: whole ones from 0 to 63 bits, seconds finite and not negative."""
+    for name in value.__struct_fields__:
+        item = getattr(value, name)
+        if isinstance(item, msgspec.Struct):
+            _check_numbers(item, f"{path}.{name}", size)
+        elif isinstance(item, int) and not 0 <= item < 2**63:
+            raise BadFrame(f"{path}.{name}: expected a whole number from 0 to 63 bits, got {item}", size)
+        elif isinstance(item, float) and not (math.isfinite(item) and item >= 0):
+            raise BadFrame(f"{path}.{name}: expected finite seconds from 0, got {item}", size)
 
 
 M = TypeVar("M", bound=msgspec.Struct)

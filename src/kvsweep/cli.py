@@ -171,6 +171,10 @@ def demo(
         fail(error, USAGE_FAULT)
     except (KvsweepError, MissingModel, ModelFileError, KernelArgumentError) as error:
         fail(error, DATA_FAULT)
+    except MemoryError as error:
+        fail(f"not enough memory for these sizes: {error}", DATA_FAULT)
+    except UnicodeEncodeError as error:
+        fail(f"--ledger: expected a path in UTF-8, got {str(path)!r} ({error.reason})", USAGE_FAULT)
     except ExceptionGroup as group:
         fail(ours_of(group), DATA_FAULT)
     if as_json:

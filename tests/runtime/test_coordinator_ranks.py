@@ -3,6 +3,7 @@
 import anyio
 import anyio.lowlevel
 import pytest
+from msgspec.structs import replace
 from tests.runtime.rig import RANKS
 from tests.runtime.shell import FIRST, SECOND, Shell, fail_fast, fast, soon
 
@@ -51,13 +52,25 @@ async def test_f2_a_word_that_makes_no_sense_is_refused_and_recorded_and_the_nex
                 await soon(lambda: rig.devices[1].queued > 0)
                 opened = rig.request(key).upload.open
                 assert opened is not None
-                for rank, epoch in ((7, 10), (1, 99), (-1, 0)):
+                for rank, epoch in ((7, 10), (1, 10), (-1, 0)):  # rank 0 speaks for others, and for nobody
                     word = Done(operation=opened.operation, rank=rank, process_epoch=epoch, outcome="completed")
                     await shell.ends[0].send(encode(word))
-                await shell.ends[0].send(encode(ProcessStarted(rank=9, process_epoch=1)))
-                await soon(lambda: bool(refused_handshakes(shell)))
+                for started in (ProcessStarted(rank=9, process_epoch=1), ProcessStarted(process_epoch=99)):
+                    await shell.ends[0].send(encode(started))
+                huge = replace(opened.operation, operation_id=2**63)
+                for operation, epoch, wait_s in (
+                    (huge, 10, 0.0),
+                    (opened.operation, 10, -1.0),
+                    (opened.operation, 99, 0.0),
+                ):
+                    word = Done(operation=operation, rank=0, process_epoch=epoch, outcome="completed", wait_s=wait_s)
+                    await shell.ends[0].send(encode(word))
+                await soon(lambda: any(isinstance(event, e.AckRefused) for event in rig.events))
+                assert len(shell.kv.bad_frames) == 7
                 verdicts = [event.verdict for event in rig.events if isinstance(event, e.AckRefused)]
-                assert verdicts == ["conflict", "future", "conflict"]
+                assert verdicts == ["future"], "the one that a ledger can hold"
+                assert not refused_handshakes(shell)
+                assert rig.driver.read_only is None
                 assert rig.request(key).current == 1, "none of them was counted as rank 1"
                 shell.let_go()
             rig.check_bytes(key)
