@@ -17,14 +17,14 @@ def test_f2_a_report_that_cannot_be_written_is_refused_and_the_driver_goes_on() 
     key = rig.open()
     before = rig.driver.state
     for report in (
-        ProcessStarted(rank=1, process_epoch=2**63),
+        ProcessStarted(rank=0, process_epoch=2**63),
         Done(operation=operation(key, 2**63), rank=0, process_epoch=10, outcome="completed"),
         Acknowledged(operation=operation(key, 2**63), process_epoch=1),
     ):
         turn = rig.driver.handle(report)
         assert turn.outcome == "refused", report
         assert turn.refusal is not None
-        assert "64 bits" in turn.refusal.reason
+        assert "got 9223372036854775808" in turn.refusal.reason
     assert rig.driver.state is before
     assert rig.driver.read_only is None
     rig.open("after")
