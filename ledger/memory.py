@@ -1,12 +1,16 @@
 """A ledger in memory: for tests and for runs that nobody looks back on. Bounded, and gone with its process."""
 
+import heapq
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
+
+from msgspec.structs import replace
 
 from kvsweep.ledger.codec import RULES, SCHEMA, decode, encode_batch
 from kvsweep.ledger.errors import LogError, SequenceConflict
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import RequestKey
+from kvsweep.ledger.query import NAMES_BLOCKS, Where, matches
 from kvsweep.ledger.store import Header, Level, Position, Record, Stream, expect_after, expect_position
 from kvsweep.ledger.store_watch import Watcher, Watchers
 
@@ -76,6 +80,25 @@ class MemoryLog:
             else [position for position in self._streams.get(request, ()) if position > after]
         )
         return (Record(position=position, event=decode(self._bodies[position - 1])) for position in positions)
+
+    def find(self, where: Where, *, newest_first: bool = False) -> Iterator[Record]:
+        self._expect_open()
+        last = len(self._bodies) if where.until is None else min(where.until, len(self._bodies))
+        positions: Sequence[Position] = range(where.after + 1, last + 1)
+        if where.lives is not None:
+            streams = [self._streams.get(life, ()) for life in where.lives]
+            positions = [at for at in heapq.merge(*streams) if where.after < at <= last]
+        found = (
+            Record(position=at, event=decode(self._bodies[at - 1]))
+            for at in (reversed(positions) if newest_first else positions)
+        )
+        bare = replace(where, block=None)
+        named = NAMES_BLOCKS if where.block is not None else None
+        return (
+            record
+            for record in found
+            if matches(record.event, bare, None) and (named is None or type(record.event).__name__ in named)
+        )
 
     def requests(self) -> list[Stream]:
         self._expect_open()

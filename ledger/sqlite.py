@@ -19,16 +19,17 @@ from kvsweep.ledger.codec import RULES, SCHEMA, encode_batch
 from kvsweep.ledger.errors import LogCorrupt, LogError, UnknownSchema
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import RequestKey
+from kvsweep.ledger.query import Where
 from kvsweep.ledger.store import Header, Level, Position, Record, Stream, expect_after, expect_known, expect_position
 from kvsweep.ledger.store_commit import Names, commit
 from kvsweep.ledger.store_fence import Fence
+from kvsweep.ledger.store_find import CHUNK, find
 from kvsweep.ledger.store_format import APPLICATION_ID, COLUMNS, TABLES, Row, crc_of, record_of
 from kvsweep.ledger.store_wal import has_log, has_unread_commit, has_writer
 from kvsweep.ledger.store_watch import Watcher, Watchers
 
 PAGE_BYTES: Final = 16384
 CHECKPOINT_PAGES: Final = 8000
-CHUNK: Final = 256  # records a query: a reader holds no transaction while its caller works
 LOCK_TRIES: Final = 100
 UNREAD_COMMIT: Final = "a committed batch in the write-ahead file cannot be read"
 
@@ -161,6 +162,9 @@ class SqliteLog:
         except _FAULTS as error:
             self._unreadable(error, 1)
         return iter(()) if rid is None else self._read_one(request, rid[0], after, until)
+
+    def find(self, where: Where, *, newest_first: bool = False) -> Iterator[Record]:
+        return find(self._fetch, self._unreadable, where, self.durable(), newest_first)
 
     def requests(self) -> list[Stream]:
         db = self._expect_open()

@@ -9,6 +9,7 @@ from kvsweep.ledger.codec import RULES, SCHEMA
 from kvsweep.ledger.errors import LayoutError, SequenceConflict, SettingsError, UnknownSchema
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import RequestKey
+from kvsweep.ledger.query import Where
 
 Position: TypeAlias = int
 """Place of an event in the whole ledger, dense from 1. 0 stands before the first event."""
@@ -96,6 +97,12 @@ class LogStore(Protocol):
 
         A stream that does not exist has none. Raises LogCorrupt with the position where what is stored is not what
         was written.
+        """
+
+    def find(self, where: Where, *, newest_first: bool = False) -> Iterator[Record]:
+        """Records that meet the conditions, and of a rank or a block maybe some that do not, in order of position.
+
+        Bodies of other records are not decoded. What is stored at the time of the call; raises LogCorrupt as `read`.
         """
 
     def requests(self) -> list[Stream]:

@@ -14,6 +14,7 @@ from kvsweep.ledger.codec import encode_batch
 from kvsweep.ledger.errors import LogError
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import RequestKey
+from kvsweep.ledger.query import Where
 from kvsweep.ledger.store import Header, Level, LogStore, Position, QueueBounds, Record, Stream, expect_position
 from kvsweep.ledger.store_fence import Fence
 from kvsweep.ledger.store_watch import Watcher, Watchers
@@ -106,6 +107,9 @@ class QueuedLog:
 
     def read(self, request: RequestKey | None = None, *, after: Position = 0) -> Iterator[Record]:
         return self._stored().read(request, after=after)
+
+    def find(self, where: Where, *, newest_first: bool = False) -> Iterator[Record]:
+        return self._stored().find(where, newest_first=newest_first)
 
     def requests(self) -> list[Stream]:
         return self._stored().requests()
