@@ -1,13 +1,14 @@
 """A ledger that a process has left is opened again: folded, settled, drained, and gone on with."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 from tests.runtime.conftest import Stored
 from tests.runtime.recovered import NEWER, expect_drained, expect_replays, recovered, serve
-from tests.runtime.rig import PRODUCER, Ids, free_sources, make_settings, selection
+from tests.runtime.rig import PRODUCER, RANKS, Ids, free_sources, make_settings, selection
 from tests.runtime.storms import LAYOUT, WHOLE, WORLD, Batches
 
 from kvsweep.ledger import events as e
@@ -19,11 +20,15 @@ from kvsweep.ledger.messages import (
     Acknowledged,
     Done,
     Finish,
+    OpenTail,
     Preempt,
+    ProcessLost,
     ProcessStarted,
     PublishKeepMap,
+    PublishPrefix,
     RegisterSources,
     Resume,
+    SealTail,
     Select,
 )
 from kvsweep.ledger.replay import Ledger
@@ -50,9 +55,9 @@ def complete(driver: Driver, operation: Operation) -> None:
         driver.handle(Done(operation=operation, rank=rank, process_epoch=epoch, outcome="completed"))
 
 
-def begun() -> tuple[Driver, RequestKey]:
+def begun(**settings: Any) -> tuple[Driver, RequestKey]:
     """A request with a committed view and a second upload under way."""
-    driver = Driver.open(make_settings(), WORLD, log=Batches(), clock=lambda: 0.0)
+    driver = Driver.open(make_settings(**settings), WORLD, log=Batches(), clock=lambda: 0.0)
     key = driver.open_request("a")
     source = int32_bytes(free_sources(driver.pools, WHOLE))
     driver.handle(RegisterSources(request=key, logical=int32_bytes(range(WHOLE)), source=source))
@@ -170,6 +175,43 @@ def test_a_repeated_call_of_the_earlier_life_gets_its_answer() -> None:
     assert (answer.outcome, answer.operation, answer.refusal and answer.refusal.reason) == (
         "repeated", first, "rank 0 ended",
     )  # fmt: skip
+
+
+def test_what_began_while_every_rank_was_lost_is_preempted_too(stored: Stored) -> None:
+    """No step can have read or written it, and the room that it was given comes back."""
+    driver, key = begun()
+    for rank, epoch in RANKS:
+        driver.handle(ProcessLost(rank=rank, process_epoch=epoch))
+    driver.handle(Resume(request=key))
+    driver.handle(OpenTail(request=key, until=WHOLE + 1))
+    again = recovered(stored(events_of(driver)))
+    serve(again)
+    expect_drained(again, "recovered")
+    again.log.close()
+
+
+def test_a_shared_prefix_is_given_up_with_the_memory_that_held_it(stored: Stored) -> None:
+    driver, key = begun()
+    driver.handle(OpenTail(request=key, until=WHOLE + 1))
+    operation = driver.handle(SealTail(request=key, confirmed_tokens=(WHOLE + 1) * LAYOUT.block_size)).operation
+    assert operation is not None
+    complete(driver, operation)
+    driver.handle(PublishPrefix(request=key, keys=((WHOLE, "a prefix"),)))
+    assert driver.state.pool.prefixes
+    again = recovered(stored(events_of(driver)))
+    serve(again)
+    expect_drained(again, "recovered")
+    again.log.close()
+
+
+def test_copy_destinations_of_an_upload_under_way_come_back(stored: Stored) -> None:
+    driver, _ = begun(source={"kind": "copy", "allow_copy": True})
+    assert driver.pools.cpu.copies.free < driver.pools.cpu.copies.blocks
+    again = recovered(stored(events_of(driver)))
+    serve(again)
+    expect_drained(again, "recovered")
+    assert again.pools.cpu.copies.free == again.pools.cpu.copies.blocks
+    again.log.close()
 
 
 def test_j1_the_evidence_of_each_life_is_in_the_ledger() -> None:
