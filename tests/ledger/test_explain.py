@@ -10,15 +10,18 @@ import pytest
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger import phases
+from kvsweep.ledger.clauses import CLAUSES
 from kvsweep.ledger.codec import EVENT_TYPES
 from kvsweep.ledger.errors import LayoutError
 from kvsweep.ledger.event_base import Event
-from kvsweep.ledger.explain import CLAUSES, Change, Decision, Explanation, Step, explain, explain_frame, figures, render
+from kvsweep.ledger.explain import Change, Explanation, Step, explain, explain_frame, render
+from kvsweep.ledger.figures import figures
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.joint import JOINT
 from kvsweep.ledger.memory import MemoryLog
 from kvsweep.ledger.plain import named, plain_event
 from kvsweep.ledger.replay import Ledger
+from kvsweep.ledger.verdicts import Decision
 
 CONTRACT = Path(__file__).resolve().parents[2] / "docs"
 
@@ -32,7 +35,7 @@ def ledger(written: Any) -> Ledger:
 
 def explained(ledger: Ledger, written: Any, kind: type[Event], nth: int = 0) -> Explanation:
     positions = [at for at, event in enumerate(written.events, 1) if isinstance(event, kind)]
-    return explain(ledger, positions[nth])
+    return ledger.explain(positions[nth])
 
 
 def test_a_legal_event_names_the_row_of_the_table_that_let_it_in(ledger: Ledger, written: Any) -> None:

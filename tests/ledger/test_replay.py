@@ -19,9 +19,10 @@ from kvsweep.ledger.errors import KvsweepError, LayoutError, LogError
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import POOL, RequestKey
 from kvsweep.ledger.memory import MemoryLog
-from kvsweep.ledger.replay import Ledger, Verified
+from kvsweep.ledger.replay import Ledger
 from kvsweep.ledger.state import EMPTY, State
 from kvsweep.ledger.store import open_log
+from kvsweep.ledger.verify import Verified
 
 KEY = RequestKey("a-b-c", 1)
 SEED = 20260916
