@@ -1,17 +1,16 @@
 """A ledger in memory: for tests and for runs that nobody looks back on. Bounded, and gone with its process."""
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
-
-from msgspec.structs import replace
 
 from kvsweep.ledger.codec import RULES, SCHEMA, decode, encode_batch
 from kvsweep.ledger.errors import LogError, SequenceConflict
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import RequestKey
-from kvsweep.ledger.query import NAMES_BLOCKS, Where, matches
-from kvsweep.ledger.store import Header, Level, Position, Record, Stream, expect_after, expect_position
+from kvsweep.ledger.query import Where, may_match
+from kvsweep.ledger.store import Header, Level, Position, Record, Snapshot, Stream, expect_after, expect_position
 from kvsweep.ledger.store_watch import Watcher, Watchers
 
 MAX_EVENTS: Final = 1_000_000
@@ -92,13 +91,20 @@ class MemoryLog:
             Record(position=at, event=decode(self._bodies[at - 1]))
             for at in (reversed(positions) if newest_first else positions)
         )
-        bare = replace(where, block=None)
-        named = NAMES_BLOCKS if where.block is not None else None
-        return (
-            record
-            for record in found
-            if matches(record.event, bare, None) and (named is None or type(record.event).__name__ in named)
-        )
+        return (record for record in found if may_match(record.event, where))
+
+    def files(self) -> list[tuple[str, int]]:
+        self._expect_open()
+        return []
+
+    def tally(self) -> list[tuple[str, int, int]]:
+        self._expect_open()
+        events, sizes = Counter[str](), Counter[str]()
+        for body in self._bodies:
+            name = type(decode(body)).__name__
+            events[name] += 1
+            sizes[name] += len(body)
+        return [(name, events[name], sizes[name]) for name in events]
 
     def requests(self) -> list[Stream]:
         self._expect_open()
@@ -106,6 +112,17 @@ class MemoryLog:
             Stream(request=request, events=len(positions), last=positions[-1])
             for request, positions in self._streams.items()
         ]
+
+    def snapshot(self, until: Position | None = None) -> Snapshot | None:
+        self._expect_open()
+        return None
+
+    def snapshot_due(self) -> bool:
+        return False
+
+    def keep_snapshot(self, snapshot: Snapshot) -> None:
+        self._expect_open()
+        raise LogError("a ledger in memory keeps no snapshots: nobody opens it again")
 
     def damage(self) -> tuple[Position | None, str] | None:
         self._expect_open()

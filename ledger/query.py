@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.codec import EVENT_TYPES
@@ -139,3 +140,9 @@ def matches(event: Event, where: Where, layout: Layout | None) -> bool:
     if where.rank is not None and not concerns_rank(event, where.rank):
         return False
     return where.block is None or (layout is not None and bool(says_of(event, layout, where.block)))
+
+
+def may_match(event: Event, where: Where) -> bool:
+    """As `matches`, for one who does not know the layout: of a block it only says whether the event names blocks."""
+    bare = where if where.block is None else replace(where, block=None)
+    return matches(event, bare, None) and (where.block is None or type(event).__name__ in NAMES_BLOCKS)
