@@ -109,7 +109,7 @@ def render(explanation: Explanation) -> str:
         f"  says     {explanation.sentence}",
     ]
     lines += [f"  clause   {clause}: {words}" for clause, words in explanation.words.items()]
-    lines += [f"  fact     {fact.position} {fact.type}: {fact.sentence}" for fact in explanation.facts]
+    lines += [f"  fact     {fact.position} {fact.type} of {fact.stream}: {fact.sentence}" for fact in explanation.facts]
     lines.append(f"  before   {explanation.state}")
     lines += [
         f"  table    {step.machine}: {step.before} -> {step.after}; {step.before} takes {', '.join(step.legal)}"

@@ -59,6 +59,8 @@ def facts_before(log: LogStore, position: Position, event: Event, request: Reque
     if operation is not None:
         mine = Where(lives=(operation.request,), operation=operation.operation_id, until=position - 1)
         add(OF_OPERATION, mine)
+        if not any(type(record.event).__name__ in BEGINS for record in found.values()):  # maybe it is another request's
+            add(1, Where(types=BEGINS, operation=operation.operation_id, until=position - 1))
     if name in ACKS and operation is not None:
         last(LIFE, operation.request)
         rank = getattr(event, "rank", -1)

@@ -25,6 +25,7 @@ class Decision(Struct, frozen=True, kw_only=True):
 
 
 _PRODUCER: Final = "what waits for the producer's word"
+_EARLIER: Final = "the acknowledgement table of another version"
 _ACK_ROWS: Final = {rule: number for number, (rule, _, _) in enumerate(acks.TABLE, 1)}
 _JOINT: Final = {rule.name: rule.clause for rule in joint.JOINT}
 
@@ -96,8 +97,15 @@ def _judged_again(before: State, event: AckIgnored) -> acks.Verdict:
 
 def _acknowledged(event: AckIgnored | AckRefused, expected: str, got: str) -> Decision:
     row = _ACK_ROWS.get(event.rule)
-    stands = f"row {row} of {len(acks.TABLE)} of the acknowledgement table" if row and event.rank >= 0 else _PRODUCER
-    return Decision(verdict=event.verdict, rule=event.rule, expected=expected, got=got, stands=stands, clauses=("F2",))
+    table = f"row {row} of {len(acks.TABLE)} of the acknowledgement table" if row else _EARLIER
+    return Decision(
+        verdict=event.verdict,
+        rule=event.rule,
+        expected=expected,
+        got=got,
+        stands=table if event.rank >= 0 else _PRODUCER,
+        clauses=("F2",),
+    )
 
 
 def _planned(how: str, lane: str, rows: Rows, what: str) -> Decision:  # type: ignore[type-arg]

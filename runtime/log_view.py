@@ -8,6 +8,7 @@ from typing import Annotated, Final
 
 import msgspec
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -23,6 +24,9 @@ from kvsweep.ledger.store import Position, Record
 
 DATA_FAULT: Final = 1
 USAGE_FAULT: Final = 2
+
+PIPE_WIDTH: Final = 160
+WHOLE: Final = frozenset({"position", "time (UTC)", "seq", "type", "from", "to", "layer", "logical", "events", "bytes"})
 
 Which = Annotated[str, typer.Argument(metavar="LEDGER", help="Ledger file, or its url (sqlite:PATH).")]
 Who = Annotated[
@@ -159,13 +163,16 @@ def counted(records: Iterable[Record], tell: Callable[[Position], None]) -> Iter
 
 
 def console() -> Console:
-    return Console(soft_wrap=True)
+    """As wide as the terminal, and wide where there is none: what reads a file or a pipe does not mind."""
+    found = Console(soft_wrap=True)
+    return found if found.is_terminal else Console(soft_wrap=True, width=PIPE_WIDTH)
 
 
 def table(*columns: str, title: str | None = None) -> Table:
-    made = Table(title=title, title_justify="left")
+    """Columns that are short by nature keep their words whole."""
+    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for column in columns:
-        made.add_column(column, overflow="fold")
+        made.add_column(column, overflow="fold", no_wrap=column in WHOLE)
     return made
 
 

@@ -195,7 +195,7 @@ def test_j1_a_flipped_byte_of_any_event_is_found_at_its_position(path: Path, wri
         verified, error = look(path)
         assert verified is not None, error
         assert (verified.ok, verified.position) == (False, position), f"seed {SEED}: bit {bit} of byte {index}"
-        assert verified.events == position - 1
+        assert verified.events < position  # what is stored together is read whole or not at all
 
 
 @pytest.mark.parametrize("where", ["anywhere", "used"])
