@@ -44,7 +44,7 @@ from kvsweep.ledger.messages import (
     Turn,
 )
 from kvsweep.ledger.state import EMPTY, Residency, State, residency
-from kvsweep.ledger.store import LogStore, QueueBounds, open_log
+from kvsweep.ledger.store import LogStore, QueueBounds, Rotation, Snapshot, open_log
 from kvsweep.runtime.clock import Clock, MachineClock, TurnClock
 from kvsweep.runtime.core import Core, Message
 from kvsweep.runtime.deadlines import Deadlines, settling, silent
@@ -86,7 +86,7 @@ class Driver:
         self.metrics = Metrics()
         self.deadlines = deadlines
         self._clock = clock
-        self._digest = folded.digest if folded else Digest()
+        self._digest = folded.digest if folded else Digest(log.header.rules)
         self._since_digest = 0
         self._outbox = Outbox(settings.log.ack)
         self._watchers: list[Callable[[Event], None]] = []
@@ -361,20 +361,27 @@ class Driver:
 
     def _record_digest(self) -> None:
         self._since_digest = 0
-        fact = e.DigestRecorded(
-            request=POOL,
-            seq=self.state.pool.seq,
-            position=self._position,
-            digest=self.digest(),
+        position, digest = self._position, self.digest()
+        if self.log.snapshot_due():
+            state, chain = self.state, self._digest.chain
+            self.log.keep_snapshot(Snapshot(position=position, digest=digest, chain=chain, state=state))
+        self._take(
+            self.core.fact(e.DigestRecorded(request=POOL, seq=self.state.pool.seq, position=position, digest=digest))
         )
-        self._take(self.core.fact(fact))
 
 
 def open_store(settings: Settings) -> LogStore:
     """The store that the settings name. Raises SettingsError or LogError as `open_log` does."""
     log = settings.log
     bounds = QueueBounds(bytes=log.queue_bytes, events=log.queue_events)
-    return open_log(log.url, queue=bounds if log.writer == "thread" else None)
+    rotation = Rotation(
+        snapshot_events=log.snapshot_events,
+        file_bytes=log.file_bytes,
+        file_s=log.file_s,
+        keep_bytes=log.keep_bytes,
+        keep_s=log.keep_s,
+    )
+    return open_log(log.url, queue=bounds if log.writer == "thread" else None, rotation=rotation)
 
 
 def _timed(event: Event, plan_s: float) -> Event:

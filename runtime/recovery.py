@@ -28,9 +28,14 @@ class Folded(Struct, frozen=True, kw_only=True):
 
 
 def fold_log(log: LogStore) -> Folded:
-    """Fold everything that is stored. Raises LogCorrupt with the position of the first event that is illegal there."""
-    state, digest = EMPTY, Digest()
-    for record in log.read():
+    """Fold what is stored behind the newest snapshot, or all of it.
+
+    Raises LogCorrupt with the position of the first event that is illegal there.
+    """
+    snapshot = log.snapshot()
+    state = EMPTY if snapshot is None else snapshot.state
+    digest = Digest(log.header.rules, b"" if snapshot is None else snapshot.chain)
+    for record in log.read(after=0 if snapshot is None else snapshot.position):
         try:
             state = fold.apply(state, record.event)
         except KvsweepError as error:
