@@ -1,5 +1,6 @@
 """A few lives folded alone are in the states that the whole ledger gives them: the oracle is the fold of everything."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ class Apart(Walk):
         return []
 
 
+@functools.cache
 def walked(kind: type[Walk], seed: int) -> MemoryLog:
     """A ledger of what a random walk took, begun with its configuration."""
     walk = kind(seed, WITH_SLIDING if seed % 2 else TWO_LAYERS, spoil=0.0)
