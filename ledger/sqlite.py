@@ -37,6 +37,7 @@ from kvsweep.ledger.store_read import (
     damage_of,
     find_in,
     following_in,
+    latest_in,
     read_all,
     read_one,
     snapshot_in,
@@ -76,7 +77,7 @@ class SqliteLog:
         self._lock: int | None = None if read_only else take_lock(self.path)
         try:
             self._chain = self._opened(any_thread)
-            self.header: Header = self._chain.oldest().header
+            self.header: Header = self._chain.header()
             self._last: Position = self._chain.active.last()
             self._synced: Position = 0  # whether what was found is on the disk, nobody knows
             if not read_only:
@@ -136,7 +137,7 @@ class SqliteLog:
             if self.pace.file_due():
                 self._next_file(chain, snapshot)
                 retire(chain, snapshot.state, self.pace)
-                self.header = chain.oldest().header
+                self.header = chain.header()
             else:
                 self.pace.kept(insert_snapshot(chain.active.db.raw, snapshot))
 
@@ -225,10 +226,8 @@ class SqliteLog:
 
     def fence(self, look_up: Callable[[RequestKey], int]) -> Fence:
         """The numbers that come next, as far as they are stored. `look_up` is asked of the others."""
-        chain = self._expect_open()
-        known = chain.active.latest(STREAMS) if isinstance(chain.active, GroupSegment) else []
-        alone = len(chain.numbers) == 1 and self.header.first == 1 and len(known) < STREAMS
-        return Fence(known, look_up, complete=alone)
+        known, complete = latest_in(self._expect_open(), STREAMS)
+        return Fence(known, look_up, complete=complete)
 
     def _write_in(self, segment: Segment) -> None:
         """All that is written from now on goes into this file."""

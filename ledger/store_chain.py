@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from kvsweep.ledger import store_schema1
 from kvsweep.ledger.errors import LogCorrupt, LogError
-from kvsweep.ledger.store import Position, Snapshot, expect_known
+from kvsweep.ledger.store import Header, Position, Snapshot, expect_known
 from kvsweep.ledger.store_file import (
     APPLICATION_ID,
     FAULTS,
@@ -60,6 +60,7 @@ class Chain:
         self.path, self._read_only, self._any_thread = path, read_only, any_thread
         self.numbers = files_of(path)
         self._open: dict[int, Segment] = {}  # of those that are not written; the latest asked for stand at the end
+        self._uses: dict[int, int] = {}
         if not self.numbers:
             if read_only:
                 raise LogError(f"ledger {path} does not exist")
@@ -79,22 +80,37 @@ class Chain:
         if self.numbers[-1] != known:
             self._open[known] = self.active
             self.active = self._opened(self.numbers[-1], read_only=True)
-        for number in set(self._open) - set(self.numbers):
-            self._open.pop(number).close()
+        self._close_unused()
 
-    def segment(self, number: int) -> Segment:
-        """The file with this number. It may be closed by the second call after this one, or later."""
+    @contextlib.contextmanager
+    def using(self, number: int) -> Iterator[Segment]:
+        """The file with this number, open as long as it is used."""
         if number == self.numbers[-1]:
-            return self.active
+            yield self.active
+            return
         found = self._open.pop(number, None) or self._opened(number, read_only=True)
         self._open[number] = found
-        while len(self._open) > OPEN_FILES:
-            self._open.pop(next(iter(self._open))).close()
-        return found
+        self._uses[number] = self._uses.get(number, 0) + 1
+        try:
+            yield found
+        finally:
+            self._uses[number] -= 1
+            self._close_unused()
 
-    def segments(self) -> Iterator[Segment]:
-        """Every file, the oldest first."""
-        return (self.segment(number) for number in tuple(self.numbers))
+    def segments(self, *, newest_first: bool = False) -> Iterator[Segment]:
+        """Every file, the oldest first or the newest; each may be used until the next is asked for."""
+        for number in self.numbers[:: -1 if newest_first else 1]:
+            with self.using(number) as segment:
+                yield segment
+
+    def header(self) -> Header:
+        """Of the whole ledger: the oldest file's, which knows the first event that is kept."""
+        with self.using(self.numbers[0]) as oldest:
+            return oldest.header
+
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(os.path.getsize(file_of(self.path, number)) for number in self.numbers)
 
     def sizes(self) -> list[tuple[str, int]]:
         """(path, bytes) of every file, what stands in its write-ahead part included."""
@@ -107,9 +123,6 @@ class Chain:
             found.append((path, size))
         return found
 
-    def oldest(self) -> Segment:
-        return self.segment(self.numbers[0])
-
     def go_on(self, path: str) -> None:
         """Write the next file, which stands at `path`, from now on; what was written so far is only read."""
         if not isinstance(self.active, RowSegment):
@@ -121,8 +134,7 @@ class Chain:
     def drop_oldest(self) -> None:
         """Remove the oldest file. Whoever has it open keeps it."""
         number, *self.numbers = self.numbers
-        if number in self._open:
-            self._open.pop(number).close()
+        self._close_unused()
         path = file_of(self.path, number)
         for name in (path, f"{path}-wal", f"{path}-shm"):
             with contextlib.suppress(FileNotFoundError):
@@ -133,6 +145,15 @@ class Chain:
             segment.close()
         self._open.clear()
         self.active.close()
+
+    def _close_unused(self) -> None:
+        """Close what is no file of the ledger any more, and the oldest beyond the bound, but none that is in use."""
+        unused = [number for number in self._open if not self._uses.get(number)]
+        gone = [number for number in unused if number not in self.numbers]
+        many = [number for number in unused if number in self.numbers][: max(0, len(self._open) - OPEN_FILES)]
+        for number in (*gone, *many):
+            self._open.pop(number).close()
+            self._uses.pop(number, None)
 
     def _opened(self, number: int, *, read_only: bool) -> Segment:
         return open_segment(file_of(self.path, number), read_only=read_only, any_thread=self._any_thread)

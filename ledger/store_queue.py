@@ -75,7 +75,6 @@ class QueuedLog:
     queues: Final = True
 
     def __init__(self, backing: Backing, *, reader: Callable[[], LogStore], bounds: QueueBounds) -> None:
-        self.header: Header = backing.header
         self._backing, self._open_reader, self._bounds = backing, reader, bounds
         self._reader: LogStore | None = None
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
@@ -92,6 +91,10 @@ class QueuedLog:
         self._thread.start()
 
     # ---- the owner's side
+
+    @property
+    def header(self) -> Header:
+        return self._backing.header
 
     def append(self, batch: Sequence[Event], *, expected: Position | None = None, level: Level = "power") -> Position:
         self._expect_writing()

@@ -19,7 +19,7 @@ def read_all(chain: Chain, after: Position, until: Position) -> Iterator[Record]
 
 def read_one(chain: Chain, request: RequestKey, after: Position, until: Position) -> Iterator[Record]:
     """Records of one life. Raises LogCorrupt where its numbers are not dense or another's event stands in its place."""
-    expected = 0 if after == 0 and chain.oldest().header.first == 1 else None
+    expected = 0 if after == 0 and chain.header().first == 1 else None
     for segment, low, high in _parts(chain, after, until):
         for record in segment.read_one(request, low, high):
             event = record.event
@@ -35,9 +35,9 @@ def find_in(chain: Chain, where: Where, until: Position, newest_first: bool) -> 
     if where.until is not None:
         until = min(until, where.until)
     if where.lives is None:
-        parts = list(_parts(chain, where.after, until))
-        for segment, _, high in reversed(parts) if newest_first else parts:
-            yield from segment.find(where, high, newest_first)
+        for segment in chain.segments(newest_first=newest_first):
+            if segment.header.first <= until:
+                yield from segment.find(where, min(until, segment.last()), newest_first)
         return
     lives = [_life(chain, life, where, until, newest_first) for life in dict.fromkeys(where.lives)]
     yield from heapq.merge(*lives, key=lambda record: -record.position if newest_first else record.position)
@@ -50,9 +50,8 @@ def _life(chain: Chain, life: RequestKey, where: Where, until: Position, newest_
 
 def _parts(chain: Chain, after: Position, until: Position) -> Iterator[tuple[Segment, Position, Position]]:
     """Files with events beyond `after` up to `until`, and between which positions: each goes on where one ended."""
-    numbers, last = tuple(chain.numbers), None
-    for number in numbers:
-        segment = chain.segment(number)
+    last = None
+    for segment in chain.segments():
         first, end = segment.header.first, segment.last()
         if last is not None and first != last + 1:
             raise LogCorrupt(last + 1, f"the event is missing, the next file begins with {first}")
@@ -85,10 +84,11 @@ def tally_in(chain: Chain) -> list[tuple[str, int, int]]:
 def following_in(chain: Chain, request: RequestKey) -> int:
     """Number of a stream's next event; 0 for a stream that nothing is known of."""
     for number in reversed(chain.numbers):
-        following = chain.segment(number).following(request)
+        with chain.using(number) as segment:
+            following = segment.following(request)
         if following:
             return following
-    base = snapshot_in(chain, chain.oldest().header.first - 1) if chain.oldest().header.first > 1 else None
+    base = base_of(chain)
     if base is None:
         return 0
     if request == POOL:
@@ -97,14 +97,37 @@ def following_in(chain: Chain, request: RequestKey) -> int:
     return 0 if known is None else known.seq
 
 
+def latest_in(chain: Chain, limit: int) -> tuple[list[Stream], bool]:
+    """(the streams that began last, `limit` or somewhat more, and whether they are all that ever were)."""
+    found: dict[RequestKey, Stream] = {}
+    complete = chain.header().first == 1
+    for number in reversed(chain.numbers):
+        with chain.using(number) as segment:
+            for stream in segment.latest(limit):
+                found.setdefault(stream.request, stream)
+        if len(found) >= limit:
+            return list(found.values())[::-1], False
+    base = base_of(chain)
+    if base is not None:
+        lives = {request.key: request.seq for request in base.state.requests.values()}
+        for key, seq in {POOL: base.state.pool.seq, **lives}.items():
+            found.setdefault(key, Stream(request=key, events=seq, last=base.position))
+    return list(found.values())[::-1], complete
+
+
+def base_of(chain: Chain) -> Snapshot | None:
+    """What the fold gave before the first event that is kept; None where that is the beginning."""
+    first = chain.header().first
+    return snapshot_in(chain, first - 1) if first > 1 else None
+
+
 def snapshot_in(chain: Chain, until: Position) -> Snapshot | None:
     """The newest snapshot at or before a position."""
     for number in reversed(chain.numbers):
-        segment = chain.segment(number)
-        if segment.header.first - 1 <= until:
-            found = segment.snapshot(until)
-            if found is not None:
-                return found
+        with chain.using(number) as segment:
+            found = segment.snapshot(until) if segment.header.first - 1 <= until else None
+        if found is not None:
+            return found
     return None
 
 
@@ -114,6 +137,9 @@ def damage_of(chain: Chain) -> tuple[Position | None, str] | None:
         found = segment.damage()
         if found is not None:
             return found
-    for _ in _parts(chain, 0, 0):
-        pass
+    try:
+        for _ in _parts(chain, 0, 0):
+            pass
+    except LogCorrupt as error:
+        return error.position, error.detail
     return None

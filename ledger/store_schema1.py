@@ -132,6 +132,14 @@ class RowSegment:
             self.db.unreadable(error, 1)
         return [(name, events, size) for name, events, size in rows]
 
+    def latest(self, limit: int) -> list[Stream]:
+        """Streams that began last."""
+        return self.streams()[-limit:]
+
+    def last_time(self) -> int:
+        """When its last event was stored is not known: 0, long ago."""
+        return 0
+
     def snapshot(self, until: Position) -> Snapshot | None:
         return None
 
