@@ -148,8 +148,9 @@ def write(path: str, events: int, requests: int) -> None:
     anyio.run(template.run)
     log, state, digest = open_log(f"sqlite:{path}"), EMPTY, Digest()
     group: list[Event] = []
+    floor = [0]
     position, recorded, started = 0, 0, time.perf_counter()
-    for batch in told(template, requests, lambda: state.pool.epoch_floor):
+    for batch in told(template, requests, lambda: floor[0]):
         if position - recorded >= DIGEST_EVERY:
             seq, recorded = state.pool.seq, position
             value = digest.value(state)
@@ -161,6 +162,7 @@ def write(path: str, events: int, requests: int) -> None:
         for event in batch:
             state = apply(state, event)
             digest.update(event)
+        floor[0] = state.pool.epoch_floor
         position += len(batch)
         group += batch
         if len(group) >= 160 or position >= events:
@@ -221,7 +223,7 @@ def main() -> None:
     parser.add_argument("what", choices=["write", "ask"])
     parser.add_argument("path")
     parser.add_argument("--events", type=int, default=1_000_000)
-    parser.add_argument("--requests", type=int, default=256)
+    parser.add_argument("--requests", type=int, default=32)
     chosen = parser.parse_args()
     if chosen.what == "write":
         write(chosen.path, chosen.events, chosen.requests)
