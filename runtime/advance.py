@@ -1,16 +1,18 @@
 """What follows from the state by itself: completions, commits, retirements, closing. Each step is one more event."""
 
-import numpy as np
 from msgspec import Struct
 
+from kvsweep.kernels.table import Kernels
 from kvsweep.ledger import events as e
-from kvsweep.ledger.ids import HOLE, Int32, Operation, RequestKey, int32_bytes, int32_view
+from kvsweep.ledger.ids import HOLE, Operation, RequestKey, int32_bytes
 from kvsweep.ledger.messages import Acknowledge, Cancel, Release
 from kvsweep.ledger.ownership import Holder
 from kvsweep.ledger.phases import ABORTABLE
-from kvsweep.ledger.state import OpenOperation, State
+from kvsweep.ledger.state import OpenOperation
+from kvsweep.ledger.taken import freed
 from kvsweep.runtime.batch import Batch
 from kvsweep.runtime.settings import Settings
+from kvsweep.runtime.spoken import Spoken
 from kvsweep.runtime.steps import OpenSteps
 
 
@@ -19,16 +21,8 @@ class Context(Struct, frozen=True):
 
     settings: Settings
     steps: OpenSteps
-
-
-def floor(state: State) -> int:
-    """Lowest operation id that may still be spoken of: below it a rank forgets and refuses."""
-    ids = [
-        opened.operation.operation_id
-        for request in state.requests.values()
-        for opened in (*request.open_operations(), *request.settling)
-    ]
-    return min(ids, default=state.pool.next_operation_id)
+    kernels: Kernels
+    spoken: Spoken
 
 
 def settle(batch: Batch, context: Context, key: RequestKey) -> None:
@@ -129,7 +123,7 @@ def _acknowledge_retain(batch: Batch, operation: Operation, generation: int) -> 
 
 def _freed(batch: Batch, key: RequestKey, holder: Holder) -> tuple[bytes, ...]:
     before, layout = batch.state.ownership, batch.state.pool.layout
-    return before.change(key, layout, drop=(holder,)).freed_since(before, key, layout).device
+    return before.change(key, layout, drop=(holder,)).freed_blocks(before, key, layout)
 
 
 def _end(batch: Batch, context: Context, key: RequestKey) -> bool:
@@ -179,20 +173,12 @@ def abort_what_can_turn_back(batch: Batch, key: RequestKey, lanes: tuple[str, ..
 
 
 def release(batch: Batch) -> None:
-    """Owned or shared before − held after, over all requests of the batch: what the owners take back (B6)."""
-    layout, keys = batch.state.pool.layout, batch.keys()
-    before, after = batch.before.ownership, batch.state.ownership
-    device = []
-    for group in range(layout.groups):
-        held = [after.owned(key, layout)[group] for key in keys] + [after.shared_blocks(layout)[group]]
-        had = [before.owned(key, layout)[group] for key in keys] + [before.shared_blocks(layout)[group]]
-        device.append(_difference(had, held))
-    had = [before.sources(key) for key in keys] + [int32_view(before.shared_sources)]
-    held = [after.sources(key) for key in keys] + [int32_view(after.shared_sources)]
-    cpu = _difference(had, held)
+    """Held before − held after, over everything: what the owners take back (B6)."""
+    if batch.before.ownership is batch.state.ownership:
+        return
+    layout = batch.state.pool.layout
+    before, after = batch.before.ownership.taken(layout), batch.state.ownership.taken(layout)
+    device = tuple(int32_bytes(freed(was, now)) for was, now in zip(before.device, after.device, strict=True))
+    cpu = int32_bytes(freed(before.cpu, after.cpu))
     if any(device) or cpu:
-        batch.effect(Release(device=tuple(device), cpu=cpu))
-
-
-def _difference(had: list[Int32], held: list[Int32]) -> bytes:
-    return np.setdiff1d(np.concatenate(had), np.concatenate(held)).astype("<i4").tobytes()
+        batch.effect(Release(device=device, cpu=cpu))

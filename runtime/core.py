@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import TypeAlias
 
+from kvsweep.kernels.table import Kernels, choose_kernels
 from kvsweep.ledger import events as e
 from kvsweep.ledger import fold, messages
 from kvsweep.ledger.errors import Refused, UsageError
@@ -16,6 +17,7 @@ from kvsweep.runtime.batch import Batch
 from kvsweep.runtime.decide_retain import retain_digest
 from kvsweep.runtime.decide_upload import CannotPlan, selection_digest
 from kvsweep.runtime.settings import Settings
+from kvsweep.runtime.spoken import Spoken
 from kvsweep.runtime.steps import HandedOut, OpenSteps
 
 Message: TypeAlias = Command | Report
@@ -24,10 +26,13 @@ Message: TypeAlias = Command | Report
 class Core:
     """One synchronous object. `handle` stages a turn; `adopt` it once its events are in the log, or `discard` it."""
 
-    def __init__(self, settings: Settings, *, state: State = EMPTY) -> None:
+    def __init__(self, settings: Settings, *, state: State = EMPTY, kernels: Kernels | None = None) -> None:
+        """kernels  what ranks and plans; None takes those that the settings name."""
         self.settings = settings
         self.steps = OpenSteps(settings.limits.open_steps)
-        self._context = Context(settings, self.steps)
+        chosen = kernels or choose_kernels(settings.kernels.choice, threads=settings.kernels.threads)
+        self._spoken = Spoken(state)
+        self._context = Context(settings, self.steps, chosen, self._spoken)
         self._state = state
         self._staged: State | None = None
 
@@ -122,7 +127,7 @@ class Core:
             case messages.OpenTail():
                 return decide_request.open_tail(batch, message, reserved)
             case messages.SealTail():
-                return decide_request.seal_tail(batch, message, reserved)
+                return decide_request.seal_tail(batch, self._context, message, reserved)
             case messages.PublishPrefix():
                 decide_prefix.publish(batch, message)
             case messages.AttachPrefix():
@@ -136,7 +141,7 @@ class Core:
             case messages.Abort():
                 return decide_request.abort_operation(batch, message)
             case messages.Preempt():
-                return decide_request.preempt(batch, message, reserved)
+                return decide_request.preempt(batch, self._context, message, reserved)
             case messages.Resume():
                 decide_request.resume(batch, message)
             case messages.Finish():
@@ -218,6 +223,7 @@ class Core:
                 raise UsageError("no turn is staged")
             return
         self._state, self._staged = self._staged, None
+        self._spoken.adopted(self._state, turn.events)
         for event in turn.events:
             if isinstance(event, e.TailDropped):
                 self.steps.fence(event.request, event.fence)

@@ -5,7 +5,6 @@ import hashlib
 import msgspec
 import numpy as np
 
-from kvsweep.kernels.table import choose_kernels
 from kvsweep.ledger import events as e
 from kvsweep.ledger.errors import Refused
 from kvsweep.ledger.event_base import LaneName, SourceKind
@@ -13,7 +12,7 @@ from kvsweep.ledger.fold import legal_now
 from kvsweep.ledger.ids import Operation, Physical, RequestKey, Rows, Slot, Source, int32_view
 from kvsweep.ledger.messages import BlockSelection, Gather, PublishKeepMap, Reserve, Reserved, Select, Transfer
 from kvsweep.ledger.state import RequestState, State
-from kvsweep.runtime.advance import Context, floor
+from kvsweep.runtime.advance import Context
 from kvsweep.runtime.batch import Batch
 from kvsweep.runtime.destinations import place
 from kvsweep.runtime.upload_plan import check_selection, keep_slots, plan_upload, sources_of
@@ -78,8 +77,9 @@ def select(batch: Batch, context: Context, command: Select, reserved: Reserved |
     expect_lanes(request, "Select")
     check_selection(request, selection, layout)
     expect_ranks(batch.state, "upload", selection.selection_revision)
-    kernels = choose_kernels(settings.kernels.choice, threads=settings.kernels.threads)
-    plan = plan_upload(request, selection, layout, shared_table=not settings.retain.layer_tables, kernels=kernels)
+    plan = plan_upload(
+        request, selection, layout, shared_table=not settings.retain.layer_tables, kernels=context.kernels
+    )
     if plan.upload.size == 0:
         return _publish(batch, command)
     if plan.unfilled:
@@ -137,7 +137,7 @@ def select(batch: Batch, context: Context, command: Select, reserved: Reserved |
         reserved=new,
         copies=copied,
     )
-    _send(batch, request.key, operation, read, settings.source.kind)
+    _send(batch, context, request.key, operation, read, settings.source.kind)
     return operation
 
 
@@ -180,7 +180,9 @@ def _copies(sources: Rows[Source], copied: bytes) -> Rows[Source]:
     return Rows.from_csr(layers=sources.layers, row_ptr=sources.row_ptr, ids=np.concatenate(ids))
 
 
-def _send(batch: Batch, key: RequestKey, operation: Operation, source: Rows[Source], kind: SourceKind) -> None:
+def _send(
+    batch: Batch, context: Context, key: RequestKey, operation: Operation, source: Rows[Source], kind: SourceKind
+) -> None:
     ranks = batch.state.pool.ranks
     opened = batch.request(key).upload.open
     if opened is None:
@@ -197,6 +199,6 @@ def _send(batch: Batch, key: RequestKey, operation: Operation, source: Rows[Sour
             source=source,
             destination=opened.destination,
             table=opened.table,
-            floor=floor(batch.state),
+            floor=context.spoken.floor(operation.operation_id),
         )
     )

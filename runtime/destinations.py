@@ -21,16 +21,18 @@ class VacantAreas:
         self.layers = layout.group_layers(group)
         self.blocks, held = ownership.occupancy(request, group, layout)
         self._at = {layer: row for row, layer in enumerate(self.layers)}
-        self._index = {int(block): at for at, block in enumerate(self.blocks)}
         self._vacant: npt.NDArray[np.bool_] = ~held
         fullness = held.sum(axis=0)
         self._order = np.lexsort((self.blocks, -fullness))  # fullest first, lowest id among equals
 
-    def of_layer(self, layer: int) -> Int32:
-        """Blocks whose area of this layer is vacant, fullest block first."""
-        order = self._order[self._vacant[self._at[layer], self._order]]
-        blocks: Int32 = self.blocks[order]
-        return blocks
+    def fullest(self, layers: tuple[int, ...], wanted: Int32) -> tuple[list[Int32], int]:
+        """For each layer its first `wanted` vacant blocks, fullest block first; and how many are vacant in all."""
+        vacant = self._vacant[[self._at[layer] for layer in layers]][:, self._order]
+        nth = np.cumsum(vacant, axis=1, dtype=np.int32)
+        there = int(nth[:, -1].sum()) if nth.size else 0
+        row, column = np.nonzero(vacant & (nth <= wanted[:, None]))
+        blocks = self.blocks[self._order[column]]
+        return np.split(blocks, np.searchsorted(row, np.arange(1, len(layers)))), there
 
     def of_all(self, layers: tuple[int, ...]) -> Int32:
         """Blocks that are vacant in each of these layers, fullest block first."""
@@ -40,29 +42,34 @@ class VacantAreas:
         return blocks
 
     def is_vacant(self, layer: int, block: int) -> bool:
-        at = self._index.get(block)
+        at = self._index(block)
         return at is not None and bool(self._vacant[self._at[layer], at])
 
     def take(self, layer: int, block: int) -> None:
-        self._vacant[self._at[layer], self._index[block]] = False
+        self._vacant[self._at[layer], self._index(block)] = False
+
+    def _index(self, block: int) -> int | None:
+        at = int(np.searchsorted(self.blocks, block))
+        return at if at < self.blocks.size and int(self.blocks[at]) == block else None
 
 
 class Placement(Struct, frozen=True, kw_only=True):
     """Vacant areas chosen per layer, and how many more areas each layer takes from newly reserved blocks."""
 
-    chosen: dict[int, Int32]
+    chosen: Rows[Physical]
     missing: dict[int, int]
     new_blocks: tuple[int, ...]  # to reserve, a count a group
     vacant: int  # vacant areas that could be used
 
     def areas(self, reserved: tuple[Int32, ...], layout: Layout) -> Rows[Physical]:
         """Destination areas once the new blocks are known: each layer takes its own area of them, in order."""
-        return Rows.of(
-            {
-                layer: np.concatenate((ids, reserved[layout.layers[layer].group][: self.missing[layer]]))
-                for layer, ids in self.chosen.items()
-            }
-        )
+        if not any(self.missing.values()):
+            return self.chosen
+        rows = {
+            layer: np.concatenate((ids, reserved[layout.layers[layer].group][: self.missing[layer]]))
+            for layer, ids in self.chosen.items()
+        }
+        return Rows.of(rows)
 
 
 def place(
@@ -81,10 +88,15 @@ def place(
             new_blocks.append(0)
             continue
         areas = VacantAreas(ownership, request, group, layout)
-        for layer in layers:
-            free = areas.of_all(layers) if shared_table else areas.of_layer(layer)
-            vacant += int(free.size)
-            chosen[layer] = free[: counts[layer]]
-            missing[layer] = counts[layer] - int(chosen[layer].size)
+        wanted = np.asarray([counts[layer] for layer in layers])
+        if shared_table:
+            free = areas.of_all(layers)
+            vacant += int(free.size) * len(layers)
+            chosen.update({layer: free[: counts[layer]] for layer in layers})
+        else:
+            rows, there = areas.fullest(layers, wanted)
+            vacant += there
+            chosen.update(zip(layers, rows, strict=True))
+        missing.update({layer: counts[layer] - chosen[layer].size for layer in layers})
         new_blocks.append(max(missing[layer] for layer in layers))
-    return Placement(chosen=chosen, missing=missing, new_blocks=tuple(new_blocks), vacant=vacant)
+    return Placement(chosen=Rows.of(chosen), missing=missing, new_blocks=tuple(new_blocks), vacant=vacant)

@@ -94,7 +94,8 @@ def test_b6_an_area_is_taken_once() -> None:
     assert areas.is_vacant(2, 10)
     areas.take(2, 10)
     assert not areas.is_vacant(2, 10)
-    assert areas.of_layer(2).tolist() == [12]
+    (left,), there = areas.fullest((2,), np.asarray([9]))
+    assert (left.tolist(), there) == ([12], 1)
     assert areas.of_all((1, 2)).tolist() == [12]
     assert not areas.is_vacant(0, 99), "a block that the request does not own"
 
