@@ -1,8 +1,8 @@
 """What the type of an event's field does not say by itself: ids and numbers that no fact can have.
 
 Every check stands here twice, built once from the types of the fields. CHECKS explain. STRICT and LEFT only answer,
-fast, because they run over every event that is written or read: the decoder checks numbers while it decodes, and what is
-left are ids. Whatever is not fine is explained.
+fast, because they run over every event that is written or read: the decoder checks numbers while it decodes, and what
+is left are ids. Whatever is not fine is explained.
 """
 
 import math
