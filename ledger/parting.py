@@ -152,7 +152,7 @@ def _evidence(log: LogStore) -> dict[str, str]:
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
     """(dotted path, value) of nested tables; a list is one value."""
-    if isinstance(value, dict) and value:
+    if isinstance(value, dict) and (value or not path):
         for name, part in value.items():
             yield from _leaves(f"{path}.{name}" if path else str(name), part)
     else:
