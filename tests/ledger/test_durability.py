@@ -155,6 +155,11 @@ def shortened(path: Path) -> None:
         file.truncate(path.stat().st_size // 2)
 
 
+def append_one(log: LogStore, seq: int) -> None:
+    log.append(fat(seq))
+    log.flush()
+
+
 @WRITERS
 @pytest.mark.parametrize("part", ["", "-wal"], ids=["ledger", "write-ahead file"])
 @pytest.mark.parametrize("harm", [removed, replaced, shortened])
@@ -168,10 +173,8 @@ def test_g3_a_file_that_is_taken_away_under_its_writer_is_noticed(
         log.append(fat(seq))
     log.flush()
     harm(Path(f"{path}{part}"))
-    with pytest.raises(LogError, match=r"failed at position 41: .*(under its writer|malformed|disk image|disk I/O)"):
-        for seq in range(40, 44):
-            log.append(fat(seq))
-            log.flush()
+    with pytest.raises(LogError, match=r"failed at position 41: .*under its writer"):
+        append_one(log, 40)
     for verb in (log.durable, log.flush, lambda: log.append(fat(41))):
         with pytest.raises(LogError, match="failed at position 41"):
             verb()
