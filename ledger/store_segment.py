@@ -15,7 +15,6 @@ from kvsweep.ledger.errors import LogCorrupt, LogError
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.query import NAMES_BLOCKS, SENT_TO_RANKS, TURNED_BACK, Where, may_match
-from kvsweep.ledger.state import State
 from kvsweep.ledger.store import Header, Position, Record, Snapshot, Stream
 from kvsweep.ledger.store_file import FAULTS, Database, Row, expect_tables
 from kvsweep.ledger.store_format import (
@@ -32,6 +31,7 @@ from kvsweep.ledger.store_format import (
     unpack_run,
     unpack_some,
 )
+from kvsweep.ledger.store_snapshot import decode_state, encode_state
 
 CHUNK: Final = 32  # groups or runs a query: a reader holds no transaction while its caller works
 
@@ -52,9 +52,6 @@ _LATEST: Final = (
     "GROUP BY rid, epoch ORDER BY rid DESC, epoch DESC LIMIT ?"
 )
 _TOLD: Final = SENT_TO_RANKS | TURNED_BACK
-
-_ENCODER: Final = msgspec.msgpack.Encoder()
-_STATE: Final[msgspec.msgpack.Decoder[State]] = msgspec.msgpack.Decoder(State)
 
 
 class GroupSegment:
@@ -243,10 +240,7 @@ class GroupSegment:
                 return None
             position, digest, chain, body, crc = rows[0]
             if crc == crc_of(position, digest, chain, body):
-                try:
-                    state = _STATE.decode(body)
-                except (msgspec.DecodeError, msgspec.ValidationError):
-                    state = None  # a version whose state was another
+                state = decode_state(body)
                 if state is not None and Digest(self.header.rules, chain).value(state) == digest:
                     return Snapshot(position=position, digest=digest, chain=chain, state=state)
             until = position - 1
@@ -286,7 +280,7 @@ class GroupSegment:
 
 def insert_snapshot(db: sqlite3.Connection, snapshot: Snapshot) -> int:
     """Store a snapshot. Returns its bytes; raises the database's own errors."""
-    body = _ENCODER.encode(snapshot.state)
+    body = encode_state(snapshot.state)
     row = (snapshot.position, snapshot.digest, snapshot.chain, body)
     db.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?, ?)", (*row, crc_of(*row)))
     return len(body)
