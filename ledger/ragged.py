@@ -1,6 +1,6 @@
 """Whole-array questions about ragged rows: one pass over all ids, no loop over layers."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -120,6 +120,23 @@ def _keys(rows: Rows[S], limit: int) -> Int32:
 def _layer_at(rows: Rows[S], index: int) -> int:
     """Layer of the row in which the id at `index` stands."""
     return int(rows.layers[int(np.searchsorted(rows.row_ptr, index, side="right")) - 1])
+
+
+def even_rows(layers: Sequence[int], table: Int32) -> Rows[S]:
+    """A row a layer, all of one length. layers ascending; table int32[rows, n]."""
+    count = table.shape[1]
+    return Rows(
+        layer_bytes=np.asarray(layers, dtype="<i4").tobytes(),
+        row_ptr_bytes=(np.arange(len(layers) + 1, dtype="<i4") * np.int32(count)).tobytes(),
+        id_bytes=table.astype("<i4").tobytes(),
+    )
+
+
+def ends_of(counts: Int32) -> Int32:
+    """int32[rows + 1]: the row pointers of rows with so many ids. counts int32[rows]."""
+    ends = np.zeros(counts.size + 1, dtype="<i4")
+    np.cumsum(counts, out=ends[1:])
+    return ends
 
 
 def empty_like(layer_bytes: bytes) -> Rows[S]:

@@ -8,7 +8,7 @@ from kvsweep.ledger.ids import HOLE, Operation, RequestKey, int32_bytes
 from kvsweep.ledger.messages import Acknowledge, Cancel, Release
 from kvsweep.ledger.ownership import Holder
 from kvsweep.ledger.phases import ABORTABLE
-from kvsweep.ledger.state import OpenOperation
+from kvsweep.ledger.state import OpenOperation, RequestState
 from kvsweep.ledger.taken import freed
 from kvsweep.runtime.batch import Batch
 from kvsweep.runtime.settings import Settings
@@ -27,31 +27,39 @@ class Context(Struct, frozen=True):
 
 def settle(batch: Batch, context: Context, key: RequestKey) -> None:
     """Take every step that nothing waits for, until none is left."""
-    while _complete(batch, key) or _commit(batch, key) or _retire(batch, context, key) or _end(batch, context, key):
+    while _step(batch, context, batch.request(key)):
         pass
 
 
-def _all_done(opened: OpenOperation | None) -> bool:
-    return opened is not None and {rank for rank, _ in opened.ranks} == {rank for rank, _ in opened.outcomes}
+def _step(batch: Batch, context: Context, request: RequestState) -> bool:
+    return (
+        _complete(batch, request)
+        or _commit(batch, request)
+        or _retire(batch, context, request)
+        or _end(batch, context, request)
+    )
 
 
-def _complete(batch: Batch, key: RequestKey) -> bool:
+def _all_done(opened: OpenOperation) -> bool:
+    return len(opened.outcomes) >= len(opened.ranks) and dict(opened.ranks).keys() == dict(opened.outcomes).keys()
+
+
+def _complete(batch: Batch, request: RequestState) -> bool:
     """All distinct ranks have completed."""
-    request = batch.request(key)
     for lane, phase, kind in (
         (request.upload, "MOVING", e.TransferCompleted),
         (request.retain, "APPLYING", e.AllRanksApplied),
         (request.store, "MOVING", e.StoreCompleted),
     ):
         if lane.phase == phase and lane.open is not None and _all_done(lane.open):
-            batch.emit(kind, key, operation=lane.open.operation)
+            batch.emit(kind, request.key, operation=lane.open.operation)
             return True
     return False
 
 
-def _commit(batch: Batch, key: RequestKey) -> bool:
+def _commit(batch: Batch, request: RequestState) -> bool:
     """Switch to the new view where it still builds on the current one."""
-    request = batch.request(key)
+    key = request.key
     for lane, phase, kind in (
         (request.upload, "MOVED", e.ResidencyCommitted),
         (request.retain, "APPLIED", e.OwnersCommitted),
@@ -70,6 +78,8 @@ def _commit(batch: Batch, key: RequestKey) -> bool:
 def drop_considered_tail(batch: Batch, key: RequestKey) -> None:
     """Clean tail blocks that the last selection has seen leave the active groups: adopted, or kept by the CPU alone."""
     request, layout = batch.request(key), batch.state.pool.layout
+    if not request.tail:
+        return
     for group in range(layout.groups):
         if layout.group_kind(group) == "full":
             seen = [
@@ -87,12 +97,11 @@ def drop_tail(batch: Batch, key: RequestKey, group: int, logical: list[int]) -> 
         batch.emit(e.TailDropped, key, group=group, logical=int32_bytes(logical), fence=fence)
 
 
-def _retire(batch: Batch, context: Context, key: RequestKey) -> bool:
+def _retire(batch: Batch, context: Context, request: RequestState) -> bool:
     """Release what no open step was handed: replaced generations, and fences of tail blocks."""
-    request, layout = batch.request(key), batch.state.pool.layout
-    nothing = (b"",) * layout.groups
-    replaced = request.retain.open
+    key, replaced = request.key, request.retain.open
     if request.retain.phase == "COMMITTED" and replaced is not None and replaced.replaced == 0:
+        nothing = (b"",) * batch.state.pool.layout.groups
         batch.emit(e.BlocksRetired, key, generation=0, cause="retain", freed=nothing)
         _acknowledge_retain(batch, replaced.operation, replaced.generation)
         return True
@@ -126,9 +135,11 @@ def _freed(batch: Batch, key: RequestKey, holder: Holder) -> tuple[bytes, ...]:
     return before.change(key, layout, drop=(holder,)).freed_blocks(before, key, layout)
 
 
-def _end(batch: Batch, context: Context, key: RequestKey) -> bool:
+def _end(batch: Batch, context: Context, request: RequestState) -> bool:
     """A preempted request drops what is stored; a finishing one drops all and closes when nothing is held."""
-    request, layout = batch.request(key), batch.state.pool.layout
+    if request.life == "RUNNING":
+        return False
+    key, layout = request.key, batch.state.pool.layout
     phases = {"PREEMPTED": ("clean", "lost"), "FINISHING": ("open", "dirty", "clean", "lost")}.get(request.life)
     if phases is None:
         return False

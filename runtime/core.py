@@ -34,6 +34,7 @@ class Core:
         self._spoken = Spoken(state)
         self._context = Context(settings, self.steps, chosen, self._spoken)
         self._state = state
+        self._drafts = decide_upload.Drafts()
         self._staged: State | None = None
 
     @property
@@ -121,7 +122,7 @@ class Core:
     def _command(self, batch: Batch, message: Message, reserved: Reserved | None) -> Operation | Reserve | None:
         match message:
             case messages.Select():
-                return decide_upload.select(batch, self._context, message, reserved)
+                return decide_upload.select(batch, self._context, self._drafts, message, reserved)
             case messages.Retain():
                 return decide_retain.retain(batch, self._context, message, reserved)
             case messages.OpenTail():
@@ -153,15 +154,15 @@ class Core:
     def _repeated(self, state: State, message: Message) -> Remembered | None:
         """What this idempotency key already started; the key used for something else is refused."""
         if isinstance(message, messages.Select):
-            key, what = message.selection.request, selection_digest(message.selection)
+            key = message.selection.request
         elif isinstance(message, messages.Retain):
-            key, what = message.request, retain_digest(message)
+            key = message.request
         else:
             return None
         request = state.request(key)
         for known in request.commands if request else ():
             if known.key == message.idempotency_key:
-                if known.what != what:
+                if known.what != _what(message):
                     reason = f"idempotency key {known.key!r} was used for something else"
                     raise Refused(key, type(message).__name__, request.describe() if request else "", (), reason)
                 return known
@@ -266,6 +267,11 @@ class Core:
         """Reasons why something is still held, in words; empty when all is settled."""
         requests = self._state.requests.values() if key is None else filter(None, [self._state.request(key)])
         return [reason for request in requests for reason in _pending(self._state, request, self.steps)]
+
+
+def _what(message: messages.Select | messages.Retain) -> str:
+    """Digest of what is asked."""
+    return selection_digest(message.selection) if isinstance(message, messages.Select) else retain_digest(message)
 
 
 def _request_of(message: Message) -> RequestKey | None:

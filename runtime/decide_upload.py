@@ -4,6 +4,7 @@ import hashlib
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.errors import Refused
@@ -14,8 +15,8 @@ from kvsweep.ledger.messages import BlockSelection, Gather, PublishKeepMap, Rese
 from kvsweep.ledger.state import RequestState, State
 from kvsweep.runtime.advance import Context
 from kvsweep.runtime.batch import Batch
-from kvsweep.runtime.destinations import place
-from kvsweep.runtime.upload_plan import check_selection, keep_slots, plan_upload, sources_of
+from kvsweep.runtime.destinations import Placement, place
+from kvsweep.runtime.upload_plan import BlockDiffPlan, check_selection, keep_slots, plan_upload, sources_of
 
 
 class CannotPlan(Exception):
@@ -71,30 +72,61 @@ def ids_bytes(*rows: Rows[Source] | Rows[Physical] | Rows[Slot]) -> int:
     return sum(len(row.layer_bytes) + len(row.row_ptr_bytes) + len(row.id_bytes) for row in rows)
 
 
-def select(batch: Batch, context: Context, command: Select, reserved: Reserved | None) -> Operation | Reserve:
+class Draft(Struct, frozen=True, kw_only=True):
+    """What one selection comes to on one state."""
+
+    plan: BlockDiffPlan
+    sources: Rows[Source]
+    row: int
+    placement: Placement
+    copies: int  # destinations in [K, N)
+
+
+class Drafts:
+    """The last draft: between asking for room and getting it nothing changes, so it is not made twice."""
+
+    def __init__(self) -> None:
+        self._last: tuple[State, Select, Draft] | None = None
+
+    def of(self, batch: Batch, context: Context, command: Select) -> Draft | Operation:
+        """What the command comes to; the operation itself where nothing has to move."""
+        if self._last is not None and self._last[0] is batch.before and self._last[1] is command:
+            return self._last[2]
+        draft = _draft(batch, context, command)
+        self._last = (batch.before, command, draft) if isinstance(draft, Draft) else None
+        return draft
+
+
+def _draft(batch: Batch, context: Context, command: Select) -> Draft | Operation:
     selection, settings = command.selection, context.settings
     request, layout = batch.request(selection.request), batch.state.pool.layout
     expect_lanes(request, "Select")
     check_selection(request, selection, layout)
     expect_ranks(batch.state, "upload", selection.selection_revision)
-    plan = plan_upload(
-        request, selection, layout, shared_table=not settings.retain.layer_tables, kernels=context.kernels
-    )
+    shared_table, revision = not settings.retain.layer_tables, selection.selection_revision
+    plan = plan_upload(request, selection, layout, shared_table=shared_table, kernels=context.kernels)
     if plan.upload.size == 0:
         return _publish(batch, command)
     if plan.unfilled:
-        raise CannotPlan(
-            "upload", "unequal_layers", plan.unfilled, 0, 0, selection_revision=selection.selection_revision
-        )
+        raise CannotPlan("upload", "unequal_layers", plan.unfilled, 0, 0, selection_revision=revision)
     sources = sources_of(request, plan.upload)
     if sources is None:
-        raise CannotPlan(
-            "upload", "invalid_source", plan.upload.size, 0, 0, selection_revision=selection.selection_revision
-        )
+        raise CannotPlan("upload", "invalid_source", plan.upload.size, 0, 0, selection_revision=revision)
     row = free_row(batch.state, request, "upload")
-    counts = dict(zip(plan.upload.layers.tolist(), plan.upload.counts.tolist(), strict=True))
-    placement = place(batch.state.ownership, request.key, counts, layout, shared_table=not settings.retain.layer_tables)
-    copies = max(counts.values()) if settings.source.kind == "copy" else 0
+    placement = place(batch.state.ownership, request.key, plan.upload, layout, shared_table=shared_table)
+    copies = int(plan.upload.counts.max()) if settings.source.kind == "copy" else 0
+    return Draft(plan=plan, sources=sources, row=row, placement=placement, copies=copies)
+
+
+def select(
+    batch: Batch, context: Context, drafts: Drafts, command: Select, reserved: Reserved | None
+) -> Operation | Reserve:
+    selection, settings = command.selection, context.settings
+    draft = drafts.of(batch, context, command)
+    if isinstance(draft, Operation):
+        return draft
+    request, layout = batch.request(selection.request), batch.state.pool.layout
+    plan, placement, copies = draft.plan, draft.placement, draft.copies
     if reserved is None and (any(placement.new_blocks) or copies):
         return Reserve(cause=command, device=placement.new_blocks, cpu_full=0, cpu_copy=copies)
     if reserved is not None and reserved.device is None:
@@ -122,10 +154,10 @@ def select(batch: Batch, context: Context, command: Select, reserved: Reserved |
         common_new_slots=plan.common_new_slots,
         pad=plan.pad if plan.pad.size else None,
     )
-    read = sources
+    read = draft.sources
     if copies:
-        read = _copies(sources, copied)
-        batch.effect(Gather(operation=operation, source=sources, destination=read))
+        read = _copies(draft.sources, copied)
+        batch.effect(Gather(operation=operation, source=draft.sources, destination=read))
     batch.emit(
         e.BlocksLeased,
         request.key,
@@ -133,7 +165,7 @@ def select(batch: Batch, context: Context, command: Select, reserved: Reserved |
         source=read,
         destination=destination,
         adopted=plan.adopted,
-        row=row,
+        row=draft.row,
         reserved=new,
         copies=copied,
     )

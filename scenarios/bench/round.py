@@ -179,6 +179,7 @@ class RoundBench:
                 layout=self.layout,
                 policy=self.driver.settings.selection,
                 kernels=self.kernels,
+                ranked_tail=False,  # every layer has its own table
             )
         with self.lap.part("coordinator"):
             step, _ = self.driver.begin_step([key])
