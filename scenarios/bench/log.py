@@ -22,13 +22,12 @@ from kvsweep.ledger.codec import decode_batch, encode_batch
 from kvsweep.ledger.digest import Digest
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.fold import apply
-from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.sqlite import SqliteLog
 from kvsweep.ledger.state import EMPTY, State
 from kvsweep.ledger.store import Snapshot, open_log
 from kvsweep.runtime.recovery import fold_log
 from kvsweep.scenarios.bench.log_busy import NO_BOUND, Done, Ledger, Nothing, Threaded, serve
-from kvsweep.scenarios.bench.log_events import batches, endless, plain_lives, rounds, rounds_of
+from kvsweep.scenarios.bench.log_events import batches, endless, life_key, plain_lives, rounds, rounds_of
 from kvsweep.scenarios.bench.log_peers import APPLICATION, RECORDER, Application, Raw, Recorder, RowByRow, available
 from kvsweep.scenarios.bench.log_report import LogReport, LogRow
 from kvsweep.scenarios.bench.measure import CLOCKS, Clock
@@ -248,7 +247,7 @@ class LogBench:
         sizes = self._sizes
         log = open_log(f"sqlite:{path}", read_only=True)
         log.durable()
-        keys = [RequestKey(f"life-{number * 7919 % sizes.lives}", 1) for number in range(min(200, sizes.lives))]
+        keys = [life_key(number * 7919 % sizes.lives) for number in range(min(200, sizes.lives))]
         taken = []
         for key in keys:
             started = time.perf_counter()
@@ -268,7 +267,7 @@ class LogBench:
             peer.store(group, encode_batch(group))
         theirs = []
         for key in keys[: sizes.peer_lives]:
-            name = f"life-{int(key.request_id.removeprefix('life-')) % sizes.peer_lives}"
+            name = life_key(int(key.request_id.removeprefix("life-")) % sizes.peer_lives).request_id
             started = time.perf_counter()
             peer.read(name)
             theirs.append(time.perf_counter() - started)

@@ -94,6 +94,7 @@ def test_plain_lives_fold_and_close() -> None:
     events = list(plain_lives(5, 30, run))
     state = apply_all(EMPTY, events)
     assert len(events) == 1 + 5 * 30
+    apply_all(EMPTY, plain_lives(1300, 5, run))  # more than the state remembers
     assert {request.life for request in state.requests.values()} == {"CLOSED"}
 
 
