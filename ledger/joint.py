@@ -3,7 +3,7 @@
 A rule names the events it guards and says why one is illegal, or None.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 from msgspec import Struct
@@ -107,14 +107,9 @@ _OF: Final[dict[type[Event], tuple[JointRule, ...]]] = {
 }
 
 
-_GUARDS: Final[Mapping[type[Event], tuple[JointRule, ...]]] = {
-    kind: tuple(rule for rule in JOINT if kind in rule.events) for rule in JOINT for kind in rule.events
-}
-
-
 def broken(state: State, request: RequestState, event: Event) -> str | None:
     """First joint rule that forbids the event, as 'name: reason', or None."""
-    for rule in _GUARDS.get(type(event), ()):
+    for rule in _OF.get(type(event), ()):
         reason = rule.reason(state, request, event)
         if reason is not None:
             return f"{rule.name}: {reason}"
