@@ -90,12 +90,10 @@ class LogBench:
             due += sum(map(len, turn)) / rate
             while time.perf_counter() < due:
                 pass
-            spent = 0.0
+            started = self._now()
             for batch in turn:
-                started = self._now()
                 append(batch)
-                spent += self._now() - started
-            taken.append(spent / sum(map(len, turn)))
+            taken.append((self._now() - started) / sum(map(len, turn)))
         return sorted(taken)
 
     def _beside_a_busy_thread(self) -> None:
@@ -138,6 +136,7 @@ class LogBench:
             made = [(group, encode_batch(group)) for group in islice(batches(endless(turns), GROUP), groups)]
             payload = sum(len(body) for _, bodies in made for body in bodies)
             took: dict[str, list[float]] = {}
+            cpu: dict[str, list[float]] = {}
             for _ in range(self._sizes.rounds):
                 with self._place() as folder:
                     peers, missing = available(
@@ -147,13 +146,14 @@ class LogBench:
                     path = folder / "ledger.db"
                     ours = SqliteLog(str(path))
                     for label, store in {"ours": None, **peers}.items():
-                        started = time.perf_counter()
+                        started, worked = time.perf_counter(), time.thread_time()
                         for group, bodies in made:
                             if store is None:
                                 ours.append(group, level="power")
                             else:
                                 store.store(group, bodies)
                         took.setdefault(label, []).append((time.perf_counter() - started) / len(made))
+                        cpu.setdefault(label, []).append((time.thread_time() - worked) / len(made))
                     ours.close()
                     for store in peers.values():
                         store.close()
@@ -167,6 +167,10 @@ class LogBench:
             self._row("durable group", size, _median(took["ours"]), "write + fdatasync", raw, "0.20 of raw", raw / 0.2)
             for label, factor in limits.items():
                 if label in took:
+                    peer = min(cpu[label])
+                    self._row(
+                        "CPU of a durable group", size, min(cpu["ours"]), label, peer, f"{factor} × it", peer / factor
+                    )
                     peer = _median(took[label])
                     self._row(
                         "durable group", size, _median(took["ours"]), label, peer, f"{factor} × it", peer / factor
