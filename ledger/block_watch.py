@@ -68,16 +68,16 @@ class Watch:
         self._owned: dict[RequestKey, Owner] = {}
         self._owners: list[Owner] = []
         self._facts: dict[Position, Fact] = {}
-        self._fresh = True
+        self._begun: Position | None = None
 
-    def begin(self) -> None:
-        """The next frame is the first one of a fold: what is held before it counts from there."""
-        self._fresh = True
+    def begin(self, position: Position) -> None:
+        """The next frame is the first one of a fold that begins at a position: what is held before it, since then."""
+        self._begun = position
 
     def see(self, frame: Frame) -> None:
-        if self._fresh:
-            self._fresh = False
-            self._compare(frame.position - 1, EMPTY, frame.before)
+        if self._begun is not None:
+            self._compare(self._begun, EMPTY, frame.before)
+            self._begun = None
         self.events_seen += 1
         spoken = self._speaks(frame.event)
         if self._compare(frame.position, frame.before, frame.after) or spoken:

@@ -12,6 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from kvsweep.ledger import events as e
+from kvsweep.ledger.errors import LayoutError
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.fold import apply
 from kvsweep.ledger.frame import Frame
@@ -70,6 +71,14 @@ def begin(log: LogStore, since: Position) -> tuple[State, Position]:
     """The newest state that is stored at or before a position, and where it stands; at the start the empty one."""
     snapshot = log.snapshot(max(since, log.header.first - 1))
     return (EMPTY, 0) if snapshot is None else (snapshot.state, snapshot.position)
+
+
+def bound(log: LogStore, until: Position | None) -> Position:
+    """A position up to which a ledger can be folded; None is its end. Raises LayoutError for one that it cannot."""
+    low, last = log.header.first - 1, log.durable()
+    if until is not None and not low <= until <= last:
+        raise LayoutError("until", f"a position from {low} to {last}", str(until))
+    return last if until is None else until
 
 
 def with_sharers(

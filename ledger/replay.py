@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvsweep.ledger.block_life import EVENTS_FOLDED, LIVES_FOLDED, BlockLife, expect_in_pool, run_of, why_block
 from kvsweep.ledger.errors import LayoutError, SettingsError
-from kvsweep.ledger.excerpt import begin, lives_at
+from kvsweep.ledger.excerpt import begin, bound, lives_at
 from kvsweep.ledger.explain import Explanation, explain
 from kvsweep.ledger.figures import Figures, figures
 from kvsweep.ledger.fold import apply
@@ -258,10 +258,7 @@ class Ledger:
             state = following
 
     def _bound(self, until: Position | None) -> Position:
-        last = self.last()
-        if until is not None and not 0 <= until <= last:
-            raise LayoutError("until", f"a position from 0 to {last}", str(until))
-        return last if until is None else until
+        return bound(self._log, until)
 
     def _expect_known(self, request: RequestKey) -> None:
         known = [stream.request for stream in self.streams()]
