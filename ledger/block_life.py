@@ -8,7 +8,7 @@ from msgspec import Struct
 from kvsweep.ledger import events as e
 from kvsweep.ledger.block_watch import Hold, Owner, Watch, Write
 from kvsweep.ledger.errors import LayoutError
-from kvsweep.ledger.excerpt import begin, bound, fold_lives, sharers
+from kvsweep.ledger.excerpt import begin, bound, fold_from, sharers, start
 from kvsweep.ledger.facts import Fact
 from kvsweep.ledger.ids import POOL, RequestKey
 from kvsweep.ledger.query import RESERVES, Block, Where, says_of
@@ -83,8 +83,9 @@ def why_block(
     for together, since, upper in _folds(log, reserved, lives, end):
         if watch.events_seen >= events:
             break
-        watch.begin(begin(log, since)[1])
-        for frame in fold_lives(log, together, since=since, until=upper, sharing=POOL in together):
+        begun = start(log, together, until=upper, since=since, sharing=POOL in together)
+        watch.begin(begun.position, begun.state)
+        for frame in fold_from(log, begun, until=upper):
             watch.see(frame)
         folded.update(together)
     return BlockLife(

@@ -68,16 +68,12 @@ class Watch:
         self._owned: dict[RequestKey, Owner] = {}
         self._owners: list[Owner] = []
         self._facts: dict[Position, Fact] = {}
-        self._begun: Position | None = None
 
-    def begin(self, position: Position) -> None:
-        """The next frame is the first one of a fold that begins at a position: what is held before it, since then."""
-        self._begun = position
+    def begin(self, position: Position, state: State) -> None:
+        """A fold begins here: what is held, is held at least since then."""
+        self._compare(position, EMPTY, state)
 
     def see(self, frame: Frame) -> None:
-        if self._begun is not None:
-            self._compare(self._begun, EMPTY, frame.before)
-            self._begun = None
         self.events_seen += 1
         spoken = self._speaks(frame.event)
         if self._compare(frame.position, frame.before, frame.after) or spoken:
