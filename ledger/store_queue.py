@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol, TypeAlias
 
-from kvsweep.ledger.codec import encode_batch
+from kvsweep.ledger.codec import Bodies, encode_group
 from kvsweep.ledger.errors import LogError
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import RequestKey
@@ -38,7 +38,7 @@ GROUP_BYTES: Final = 2**20
 class Backing(LogStore, Protocol):
     """The store behind the queue; after construction only the queue's thread calls it."""
 
-    def append_encoded(self, batch: Sequence[Event], bodies: Sequence[bytes], *, level: Level) -> Position: ...
+    def append_encoded(self, batch: Sequence[Event], bodies: Bodies, *, level: Level) -> Position: ...
 
     def following(self, request: RequestKey) -> int: ...
 
@@ -53,9 +53,9 @@ class _Batch:
 
     __slots__ = ("bodies", "events", "level", "size")
 
-    def __init__(self, events: Sequence[Event], bodies: list[bytes], level: Level) -> None:
+    def __init__(self, events: Sequence[Event], bodies: Bodies, level: Level) -> None:
         self.events, self.bodies, self.level = events, bodies, level
-        self.size = sum(map(len, bodies))
+        self.size = len(bodies.data)
 
 
 class _End:
@@ -103,7 +103,7 @@ class QueuedLog:
             expect_position(expected, self._last)
         if not batch:
             return self._last
-        given = _Batch(tuple(batch), encode_batch(batch), level)
+        given = _Batch(tuple(batch), encode_group(batch), level)
         self._fence.advance(self._fence.check(batch))
         self._last += len(batch)
         self._given_bytes += given.size
@@ -238,7 +238,7 @@ class QueuedLog:
     def _store(self, group: list[_Batch]) -> None:
         level: Level = "power" if any(batch.level == "power" for batch in group) else "process"
         events = [event for batch in group for event in batch.events]
-        bodies = [body for batch in group for body in batch.bodies]
+        bodies = Bodies.joined([batch.bodies for batch in group])
         position = self._backing.append_encoded(events, bodies, level=level)
         self._stored_bytes += sum(batch.size for batch in group)
         self._durable = {"process": position, "power": position if level == "power" else self._durable["power"]}

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from kvsweep.ledger.codec import encode_batch
+from kvsweep.ledger.codec import encode_group
 from kvsweep.ledger.digest import Digest
 from kvsweep.ledger.errors import LogCorrupt, LogError
 from kvsweep.ledger.event_base import Event
@@ -123,7 +123,7 @@ class GroupSegment:
             unknown = {event.request.request_id for event in events} - names.keys()
             if unknown:
                 raise LogCorrupt(first, f"the request {min(unknown)!r} has no number")
-            bodies = encode_batch(events)
+            bodies = encode_group(events)
             again = pack(events, bodies, names, first, time)
             [plain] = self.db.raw.execute("SELECT plain FROM groups WHERE first = ?", (first,)).fetchone()
             places = msgspec.json.decode(again.places, type=list[Place])
