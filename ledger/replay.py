@@ -12,8 +12,7 @@ from kvsweep.ledger.errors import LayoutError, SettingsError
 from kvsweep.ledger.excerpt import begin, bound, lives_at
 from kvsweep.ledger.explain import Explanation, explain
 from kvsweep.ledger.figures import Figures, figures
-from kvsweep.ledger.fold import apply
-from kvsweep.ledger.frame import Frame
+from kvsweep.ledger.frame import Frame, follow
 from kvsweep.ledger.ids import POOL, RequestKey
 from kvsweep.ledger.parting import Parting, diff
 from kvsweep.ledger.query import Block, Where, matches
@@ -156,8 +155,8 @@ class Ledger:
         low, high = self.log.header.first, self.last() + 1
         while low < high:
             middle = (low + high) // 2
-            [record] = self.log.find(Where(after=middle - 1, until=middle))
-            if not record.time:
+            record = next(self.log.find(Where(after=middle - 1, until=middle)), None)
+            if record is None or not record.time:
                 raise LayoutError(
                     "time", "a ledger of schema 2 or later, which keeps times", f"schema {self.header.schema}"
                 )
@@ -173,7 +172,7 @@ class Ledger:
         """Fold from the first event that is kept; a frame an event (of one life, if given), up to position `until`.
 
         The whole ledger is folded either way, because requests share the pool. Raises LayoutError for an unknown
-        request or a position beyond the end, and what the fold raises for an event that is illegal where it stands.
+        request or a position beyond the end, LogCorrupt for an event that is illegal where it stands.
         """
         if request is not None:
             self._expect_known(request)
@@ -189,7 +188,7 @@ class Ledger:
             return lives_at(self.log, lives, at=end)
         state, after = begin(self.log, end)
         for record in self.log.find(Where(after=after, until=end)):
-            state = apply(state, record.event)
+            state = follow(state, record)
         return state
 
     def figures(self, until: Position | None = None, *, lives: Collection[RequestKey] | None = None) -> list[Figures]:
@@ -210,9 +209,10 @@ class Ledger:
         return Verification(self.log, end, progress, snapshot).run()
 
     def check(self, *, until: Position | None = None, progress: Progress | None = None) -> tuple[Verified, State]:
-        """As `verify`, but from the newest snapshot on and without the store's structure; with the state it gives."""
+        """As `verify`, but from the newest snapshot on, with the laws at the end alone and without the store's
+        structure; with the state that it gives."""
         end = self._bound(until)
-        one = Verification(self.log, end, progress, self.log.snapshot(max(end, self.log.header.first - 1)))
+        one = Verification(self.log, end, progress, self.log.snapshot(end), often=False)
         return one.run(structure=False), one.state
 
     # ---- asking
@@ -254,7 +254,7 @@ class Ledger:
         for record in self.log.read(after=after):
             if record.position > until:
                 return
-            following = apply(state, record.event)
+            following = follow(state, record)
             if request is None or record.event.request == request:
                 yield Frame(position=record.position, event=record.event, before=state, after=following)
             state = following
