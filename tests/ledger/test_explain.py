@@ -298,6 +298,6 @@ def test_a_history_that_was_not_lived_is_named_where_it_breaks(written: Any) -> 
     index = next(at for at, event in enumerate(events) if isinstance(event, e.ResidencyCommitted))
     event: Any = events[index]
     events[index] = msgspec.structs.replace(event, generation=9)
-    with pytest.raises(LogCorrupt, match=rf"corrupt at position {index + 1}: .* expected generation 1, got 9"):
+    with pytest.raises(LogCorrupt, match=rf"corrupt at position {index + 1}: .*expected generation 1, got 9"):
         explain(_memory(events), index + 2)
     assert explain(_memory(events), index).position == index
