@@ -131,7 +131,6 @@ class Ownership(Struct, frozen=True, dict=True):
             gone = [missing_from(left, int32_view(changed.shared_sources))]
             if changed.shared_sources != self.shared_sources:
                 gone.append(missing_from(int32_view(self.shared_sources), int32_view(changed.shared_sources)))
-                gone = [_held_by_nobody(part, changed.held) for part in gone]
         before, after = self.own.get(request, ()), changed.own.get(request, ())
         if before == after and changed.shared == self.shared:
             return taken.without((), gone).with_((), new)
@@ -259,15 +258,6 @@ def _without_free(
         changed = changed or (rest is not None and rest.size * 4 != len(blocks))
         kept.append(blocks if rest is None else _wire(rest))
     return tuple(kept) if changed else own
-
-
-def _held_by_nobody(sources: Int32, held: Mapping[RequestKey, Holders]) -> Int32:
-    """Those that stand in no holding at all: shared CPU blocks may be held for several requests."""
-    for holders in held.values():
-        for holding in holders.values():
-            if holding.sources:
-                sources = missing_from(sources, holding.ascending_sources)
-    return sources
 
 
 NOTHING_OWNED = Ownership({}, {})
