@@ -81,15 +81,17 @@ class Bodies(Struct, frozen=True, gc=False):
         return cls(b"".join((list_head(len(sizes)), *(memoryview(part.data)[part.start :] for part in parts))), sizes)
 
 
-def encode_group(events: Sequence[Event]) -> Bodies:
+def encode_group(events: tuple[Event, ...] | list[Event]) -> Bodies:
     """Wire bytes of some events. Raises LogError as `encode` does, naming the index among them too."""
     try:
-        data = _ENCODER.encode(list(events))
+        data = _ENCODER.encode(events)
         for event, read in zip(events, _STRICT_LIST.decode(data), strict=True):
             left = LEFT[type(event)]
             if left is not None and not left(read):
                 break
         else:
+            if len(events) == 1:
+                return Bodies(data, [len(data) - 1])  # the head of so short an array is one byte
             return Bodies(data, [len(memoryview(piece)) for piece in _SPLITTER.decode(data)])
     except (TypeError, ValueError, OverflowError, RecursionError, KeyError):  # the decoder's errors are ValueErrors
         pass
@@ -105,7 +107,7 @@ def encode_group(events: Sequence[Event]) -> Bodies:
 
 def encode_batch(events: Sequence[Event]) -> list[bytes]:
     """Wire bytes of each event. Raises LogError as `encode_group` does."""
-    return encode_group(events).each()
+    return encode_group(list(events)).each()
 
 
 def decode_batch(bodies: bytes, count: int) -> list[Event] | None:

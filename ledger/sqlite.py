@@ -97,7 +97,7 @@ class SqliteLog:
             raise LogError(f"ledger {self.path} was opened to be read only")
         self.durable()
         expect_position(expected, self._last)
-        bodies = encode_group(batch)
+        bodies = encode_group(list(batch))
         following = self._fence.check(batch)
         self.append_encoded(batch, bodies, level=level)
         self._fence.advance(following)
