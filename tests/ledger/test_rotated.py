@@ -161,7 +161,5 @@ def test_a_time_is_the_first_event_stored_then_or_later(tmp_path: Path) -> None:
         for time in times:
             assert ledger.position_at(time / 1e6) == times.index(time) + 1
             assert ledger.position_at((time + 1) / 1e6) == sum(other <= time for other in times) + 1
-    with pytest.raises(
-        LayoutError, match=r"time: expected a ledger file that keeps times .*, got one that does not"
-    ):
+    with pytest.raises(LayoutError, match=r"time: expected a ledger file that keeps times .*, got one that does not"):
         Ledger(walked(Apart, SEED)).position_at(0.0)
