@@ -12,6 +12,7 @@ from kvsweep.kernels.table import describe
 from kvsweep.ledger.errors import LogError
 from kvsweep.runtime.clock import MachineClock, TurnClock
 from kvsweep.runtime.driver import Driver, open_store
+from kvsweep.runtime.recovery import newer
 from kvsweep.scenarios.ack import AckPipe
 from kvsweep.scenarios.engine.attention import ContiguousKv
 from kvsweep.scenarios.engine.bundle import Bundle, load_smollm2, load_synthetic
@@ -63,11 +64,13 @@ def run_demo(
     command: list[str],
     bundle: Bundle | None = None,
     ack_fd: int | None = None,
+    go_on: bool = False,
     watch: Watcher = lambda what, done, of: None,
 ) -> DemoResult:
     """Run once and compare with plain decoding.
 
     ledger   a log url of a ledger that does not exist yet
+    go_on    take one that exists: what its run has left under way is settled, its requests end, and new lives begin
     command  recorded as evidence
     bundle   a model that is loaded already, of the options' dtype; None loads the one that the options name
     ack_fd   open file descriptor that gets every acknowledged position as a line
@@ -95,9 +98,13 @@ def run_demo(
         tight=options.chaos is not None,
     )
     log = open_store(settings)
-    if log.durable():
+    try:
+        if log.durable() and not go_on:
+            raise LogError(f"{ledger}: expected a new ledger, found one with events; give another path, or --go-on")
+        world = newer(world, log)
+    except BaseException:
         log.close()
-        raise LogError(f"{ledger}: expected a new ledger, found one with events; give another path")
+        raise
     if acks is not None:
         log.watch(acks)
     driver = Driver.open(
@@ -139,6 +146,7 @@ async def _decode(
     driver: Driver, model: Model, options: DemoOptions, prompts: list[list[int]], limit: int, watch: Watcher
 ) -> Run:
     async with Stack(driver, chaos=None if options.chaos is None else links(options.chaos)) as stack:
+        await _end_earlier_lives(stack)
         storm = None if options.chaos is None else Storm(stack, options.chaos)
         sessions = [
             Session(
@@ -172,6 +180,15 @@ async def _decode(
         )
         await fleet.run()
     return Run(stack=stack, fleet=fleet, storm=storm)
+
+
+async def _end_earlier_lives(stack: Stack) -> None:
+    """Whose tokens ended with an earlier process, its requests have nobody left who wants their blocks."""
+    kv, requests = stack.kv, stack.driver.state.requests
+    for request in requests.values():
+        if request.life not in ("FINISHING", "CLOSED"):
+            kv.finish(request.key)
+    await kv.until(lambda: all(one.life == "CLOSED" for one in stack.driver.state.requests.values()))
 
 
 def _status(fleet: Fleet) -> str:
