@@ -1,5 +1,6 @@
 """Block memory of one side: the device's pools, or the CPU's."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -29,7 +30,7 @@ class Traffic:
 
 
 class BlockMemory:
-    """Blocks of every KV-cache group, each one C-contiguous array; new memory is poisoned.
+    """Blocks of every KV-cache group, each one C-contiguous array at a line of the cache; new memory is poisoned.
 
     groups   one uint8[layers of the group, blocks, block_bytes] a group, layers ascending
     kernels  what copies and packs
@@ -58,7 +59,9 @@ class BlockMemory:
             shape = BlockShape(one.kv_heads, layout.block_size, one.head_dim, dtype)
             shape.check_packing(packing)
             self.shapes.append(shape)
-            self.groups.append(np.full((len(layers), count, shape.block_bytes), POISON, dtype=np.uint8))
+            axes = (len(layers), count, shape.block_bytes)
+            self.groups.append(aligned(math.prod(axes)).reshape(axes))
+            self.groups[-1].fill(POISON)
             self._place.update({layer: (group, at) for at, layer in enumerate(layers)})
 
     @classmethod
@@ -171,6 +174,13 @@ class BlockMemory:
         """Copy blocks inside this memory; arguments as kernels.move_blocks."""
         self.kernels.move_blocks(self.groups[group], layers, row_ptr, source, destination)
         self.traffic.moved_bytes += destination.size * self.groups[group].shape[2]
+
+
+def aligned(size: int) -> UInt8:
+    """uint8[size] of new memory at a multiple of 64 bytes: a kernel can write whole lines, past the caches."""
+    room = np.empty(size + 63, dtype=np.uint8)
+    start = -room.ctypes.data % 64
+    return room[start : start + size]
 
 
 def element_type(shape: BlockShape) -> type[np.float32] | type[np.uint16]:

@@ -83,14 +83,18 @@ void bind_vnni(nb::handle blocks, nb::handle out, std::int64_t kv_heads, std::in
     if (order < 0 || order > 1 || parts < 1 || parts > 3) {
         Bytes2::refuse("order, parts", "0 or 1, 1 to 3");
     }
-    from.expect(1, 4 * kv_heads * block_size * head_dim, "blocks");
+    // Arrays of half the width hold K alone, or V alone.
+    const std::int64_t one = 2 * kv_heads * block_size * head_dim;
+    const bool together = parts == (keys | values) || from.size(1) != one;
+    from.expect(1, together ? 2 * one : one, "blocks");
     to.expect(0, from.size(0), "out");
     to.expect(1, from.size(1), "out");
     expect_apart(to, from, "out");
     if ((reinterpret_cast<std::uintptr_t>(from.data()) | reinterpret_cast<std::uintptr_t>(to.data())) % 2) {
         Bytes2::refuse("blocks, out", "addresses of 16-bit words");
     }
-    const Tiles tiles{from.size(0), kv_heads, block_size, head_dim, static_cast<Order>(order), parts};
+    const Tiles tiles{from.size(0), kv_heads, block_size, head_dim, static_cast<Order>(order), parts,
+                      together};
     const Run run = run_of(isa, threads);
     unlocked([&] {
         const auto* input = reinterpret_cast<const std::uint16_t*>(from.data());

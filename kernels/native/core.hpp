@@ -64,7 +64,8 @@ enum Parts : int { keys = 1, values = 2 };
 struct Tiles {
     std::int64_t blocks, kv_heads, block_size, head_dim;
     Order order;
-    int parts;  // which of K and V; the other is left as it is
+    int parts;      // which of K and V; the other is left as it is
+    bool together;  // K and V share blocks; false: the arrays hold only the one that `parts` names
 };
 
 void unpack_vnni(const std::uint16_t* packed, std::uint16_t* natural, const Tiles& tiles, Run run);

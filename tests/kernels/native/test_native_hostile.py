@@ -81,7 +81,7 @@ def unpack(draw: Draw) -> None:
         int(draw.rng.choice([32, 32, 64, 0, -32, 33, 2**20, 2**40])) if draw.rng.random() < 0.2 else 32 for _ in "bd"
     ]
     heads = draw.small() if draw.rng.random() < 0.2 else 1
-    count, size = draw.size(5), 4 * heads * sizes[0] * sizes[1]
+    count, size = draw.size(5), int(draw.rng.choice([2, 4])) * heads * sizes[0] * sizes[1]
     width = size if 0 <= size < 1 << 20 else 4096
     kernel = _native.unpack_vnni if draw.rng.random() < 0.5 else _native.pack_vnni
     order, parts = int(draw.rng.integers(-1, 3)), int(draw.rng.integers(0, 5))
