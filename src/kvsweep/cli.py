@@ -241,7 +241,7 @@ def bench(
 ) -> None:
     """The native kernels against their peers and the memory system, measured in one run on this machine."""
     try:
-        from kvsweep.scenarios.bench.run import report_table, run_bench
+        from kvsweep.scenarios.bench.run import WIDE, report_table, run_bench
     except ImportError as error:
         fail(f"bench needs the native kernels and the package's extra 'demo': {error}", USAGE_FAULT)
     try:
@@ -251,7 +251,8 @@ def bench(
     if as_json:
         typer.echo(msgspec.json.encode(report))
     else:
-        Console().print(report_table(name, report))
+        console = Console(width=None if sys.stdout.isatty() else WIDE)  # a file has no width
+        console.print(report_table(name, report, console.width))
 
 
 @app.command()
