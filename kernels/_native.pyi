@@ -47,6 +47,22 @@ def pack_vnni(
     /,
 ) -> None: ...
 
+# packed: for matrix units, else natural order
+def pack_tokens(
+    pool: UInt8,
+    layers: Int32,
+    row_ptr: Int32,
+    tokens: Int32,
+    destination: Int32,
+    kv_heads: int,
+    block_size: int,
+    head_dim: int,
+    element_bytes: int,
+    packed: bool,
+    isa: int,
+    /,
+) -> None: ...
+
 # Ids of the largest possible plan of a shared table.
 def diff_capacity(row_ptr: Int32, ids: Int32, /) -> int: ...
 
