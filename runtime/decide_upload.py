@@ -11,12 +11,22 @@ from kvsweep.ledger.errors import Refused
 from kvsweep.ledger.event_base import LaneName, SourceKind
 from kvsweep.ledger.fold import legal_now
 from kvsweep.ledger.ids import Operation, Physical, RequestKey, Rows, Slot, Source, int32_view
-from kvsweep.ledger.messages import BlockSelection, Gather, PublishKeepMap, Reserve, Reserved, Select, Transfer
+from kvsweep.ledger.messages import (
+    BlockSelection,
+    Gather,
+    PackTokens,
+    PublishKeepMap,
+    Reserve,
+    Reserved,
+    Select,
+    Transfer,
+)
 from kvsweep.ledger.state import RequestState, State
 from kvsweep.runtime.advance import Context, floor
 from kvsweep.runtime.batch import Batch
 from kvsweep.runtime.destinations import place
-from kvsweep.runtime.upload_plan import check_selection, keep_slots, plan_upload, sources_of
+from kvsweep.runtime.token_plan import check_method, check_tokens, packed_into, places_of, valid_tokens
+from kvsweep.runtime.upload_plan import check_selection, keep_slots, plan_tokens, plan_upload, sources_of
 
 
 class CannotPlan(Exception):
@@ -76,24 +86,32 @@ def select(batch: Batch, context: Context, command: Select, reserved: Reserved |
     selection, settings = command.selection, context.settings
     request, layout = batch.request(selection.request), batch.state.pool.layout
     expect_lanes(request, "Select")
+    check_method(request, selection, settings.selection.method)
     check_selection(request, selection, layout)
+    tokens, shared_table = selection.tokens_by_layer, not settings.retain.layer_tables
+    if tokens is not None:
+        check_tokens(request, selection, tokens, layout)
     expect_ranks(batch.state, "upload", selection.selection_revision)
     kernels = choose_kernels(settings.kernels.choice, threads=settings.kernels.threads)
-    plan = plan_upload(request, selection, layout, shared_table=not settings.retain.layer_tables, kernels=kernels)
+    if tokens is None:
+        plan = plan_upload(request, selection, layout, shared_table=shared_table, kernels=kernels)
+    else:
+        plan = plan_tokens(selection.logical_blocks_by_layer, shared_table=shared_table)
     if plan.upload.size == 0:
         return _publish(batch, command)
     if plan.unfilled:
         raise CannotPlan(
             "upload", "unequal_layers", plan.unfilled, 0, 0, selection_revision=selection.selection_revision
         )
-    sources = sources_of(request, plan.upload)
-    if sources is None:
+    sources = sources_of(request, plan.upload) if tokens is None else None
+    places = places_of(request, tokens, layout.block_size) if tokens is not None else None
+    if sources is None and places is None:
         raise CannotPlan(
             "upload", "invalid_source", plan.upload.size, 0, 0, selection_revision=selection.selection_revision
         )
     row = free_row(batch.state, request, "upload")
     counts = dict(zip(plan.upload.layers.tolist(), plan.upload.counts.tolist(), strict=True))
-    placement = place(batch.state.ownership, request.key, counts, layout, shared_table=not settings.retain.layer_tables)
+    placement = place(batch.state.ownership, request.key, counts, layout, shared_table=shared_table)
     copies = max(counts.values()) if settings.source.kind == "copy" else 0
     if reserved is None and (any(placement.new_blocks) or copies):
         return Reserve(cause=command, device=placement.new_blocks, cpu_full=0, cpu_copy=copies)
@@ -121,11 +139,16 @@ def select(batch: Batch, context: Context, command: Select, reserved: Reserved |
         logical=plan.upload,
         common_new_slots=plan.common_new_slots,
         pad=plan.pad if plan.pad.size else None,
+        valid_tokens=b"" if tokens is None else valid_tokens(tokens),
     )
-    read = sources
-    if copies:
+    if tokens is not None and places is not None:
+        read = packed_into(tokens, copied, layout.block_size)
+        batch.effect(PackTokens(operation=operation, tokens=places, destination=read))
+    elif sources is not None and copies:
         read = _copies(sources, copied)
         batch.effect(Gather(operation=operation, source=sources, destination=read))
+    elif sources is not None:
+        read = sources
     batch.emit(
         e.BlocksLeased,
         request.key,

@@ -7,7 +7,7 @@ from kvsweep.kernels.csr import Csr
 from kvsweep.kernels.table import Kernels, choose_kernels
 from kvsweep.ledger.errors import Refused
 from kvsweep.ledger.event_base import PlanKind
-from kvsweep.ledger.ids import HOLE, Int32, Logical, Rows, Slot, Source, int32_view
+from kvsweep.ledger.ids import HOLE, Int32, Logical, Rows, Slot, Source, int32_view, no_rows
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.messages import BlockSelection
 from kvsweep.ledger.state import RequestState
@@ -77,6 +77,21 @@ def plan_upload(
         unfilled=int(plan.unfilled_per_row.sum()),
         pad=Rows.from_csr(layers=want.layers, row_ptr=plan.pad.row_ptr, ids=plan.pad.ids),
         adopted=_not_resident(request, adopted),
+    )
+
+
+def plan_tokens(packed: Rows[Logical], *, shared_table: bool) -> BlockDiffPlan:
+    """All packed blocks go to new destinations; one table serves only layers with equal numbers of them."""
+    layers, counts = packed.layers.tolist(), packed.counts
+    most = int(counts.max()) if shared_table and counts.size else 0
+    return BlockDiffPlan(
+        kind="full",
+        upload=packed,
+        new_blocks_per_layer=counts,
+        common_new_slots=most,
+        unfilled=int((most - counts).sum()) if shared_table else 0,
+        pad=no_rows(layers),
+        adopted=no_rows(layers),
     )
 
 

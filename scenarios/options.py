@@ -32,6 +32,7 @@ class DemoOptions:
     retain: Literal["remap", "move"] = "remap"
     pack: Literal["auto", "never"] = "auto"
     source: Literal["source-only", "copy"] = "source-only"
+    method: Literal["block", "token"] = "block"
     dtype: DType = "fp32"
     temperature: float = 0.0
     seed: int = 20260916
@@ -57,6 +58,7 @@ def check_options(options: DemoOptions) -> None:
         ("seed", options.seed, options.seed >= 0, "0 or above"),
         ("requests", options.requests, 1 <= options.requests <= 256, "1 to 256"),
         ("ranks", options.ranks, options.ranks >= 1, "at least 1"),
+        ("source", options.source, options.method == "block" or options.source == "copy", "copy with --method token"),
         ("writer", options.writer, options.chaos is None or options.writer == "inline", "inline with --chaos"),
         ("chaos", options.chaos, options.chaos is None or options.chaos >= 0, "a seed of 0 or above"),
     ):
@@ -69,6 +71,7 @@ def settings_of(options: DemoOptions, ledger: str) -> Settings:
     return Settings.of(
         log={"url": ledger, "writer": options.writer},
         selection={
+            "method": options.method,
             "budget": options.budget,
             "shared": options.selection == "shared",
             "incumbent_factor": options.hysteresis,

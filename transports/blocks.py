@@ -170,6 +170,14 @@ class BlockMemory:
         self.kernels.scatter_blocks(staged, self.groups[group], layers, row_ptr, ids)
         self.traffic.written_bytes += staged.nbytes
 
+    def pack_tokens(self, group: int, layers: Int32, row_ptr: Int32, tokens: Int32, destination: Int32) -> int:
+        """Copy tokens into whole blocks of this memory; arguments as kernels.pack_tokens. Returns the bytes copied."""
+        pool, shape = self.groups[group], self.shapes[group]
+        self.kernels.pack_tokens(pool, layers, row_ptr, tokens, destination, shape, self.packing)
+        copied = int(tokens.size) * shape.token_bytes
+        self.traffic.moved_bytes += copied
+        return copied
+
     def move(self, group: int, layers: Int32, row_ptr: Int32, source: Int32, destination: Int32) -> None:
         """Copy blocks inside this memory; arguments as kernels.move_blocks."""
         self.kernels.move_blocks(self.groups[group], layers, row_ptr, source, destination)

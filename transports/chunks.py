@@ -7,10 +7,10 @@ import numpy as np
 from msgspec import Struct
 
 from kvsweep.ledger.errors import LayoutError
-from kvsweep.ledger.ids import HOLE, Int32, Physical, Rows, Source
+from kvsweep.ledger.ids import HOLE, Int32, Physical, Rows, Source, Token
 from kvsweep.transports.blocks import BlockMemory
 
-AnyRows: TypeAlias = Rows[Physical] | Rows[Source]
+AnyRows: TypeAlias = Rows[Physical] | Rows[Source] | Rows[Token]
 
 
 class Chunk(Struct, frozen=True, kw_only=True):

@@ -93,6 +93,9 @@ def demo(
     source: Annotated[
         Literal["source-only", "copy"], typer.Option(help="Name CPU blocks, or gather copies of them first.")
     ] = "source-only",
+    method: Annotated[
+        Literal["block", "token"], typer.Option(help="Select whole blocks, or tokens to pack (with --source copy).")
+    ] = "block",
     dtype: Annotated[Literal["fp32", "bf16"], typer.Option(help="Of weights and KV.")] = "fp32",
     temperature: Annotated[float, typer.Option(help="0 is greedy; above, a seeded generator of the request's.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of sampling, process epochs and the device's order.", min=0)] = 20260916,
@@ -143,6 +146,7 @@ def demo(
         retain=retain,
         pack=pack,
         source=source,
+        method=method,
         dtype=dtype,
         temperature=temperature,
         seed=seed,
