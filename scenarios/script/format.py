@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -22,6 +22,8 @@ class Expect(Part, frozen=True, kw_only=True):
     events     exact number of facts of a kind: `upload_aborted = 1`
     verdicts   exact number of words from ranks and the producer with this verdict: duplicate, stale, future, conflict
     final      figures at the end, exactly: what `kvsweep scenario run --json` shows under `figures`
+    steps      judged: each step ends as it says; free: a step may be refused, abort, find nothing to speak of, or be
+               left behind where it waits for long: for scenarios that nobody has written. Laws are judged all the same
     """
 
     always: tuple[str, ...] = ()
@@ -29,6 +31,7 @@ class Expect(Part, frozen=True, kw_only=True):
     events: dict[str, Count] = {}
     verdicts: dict[str, Count] = {}
     final: dict[str, int] = {}
+    steps: Literal["judged", "free"] = "judged"
 
 
 class Script(Part, frozen=True, kw_only=True):
