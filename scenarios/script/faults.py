@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
@@ -83,14 +83,14 @@ class Crash(_Fault, frozen=True, kw_only=True):
 
     rank     of the process; None: the producer, which always comes back at once
     noticed  false: nobody learns of it before it comes back or a deadline passes
-    restart  turns until a new process of it begins; None: never
+    restart  turns until a new process of it begins, or "never" (TOML has no null)
     """
 
     rank: Number | None = None
     before: Message | None = None
     after: Moment | None = None
     noticed: bool = True
-    restart: Count | None = 0
+    restart: Count | Literal["never"] = 0
 
 
 class ReplaceTable(_Fault, frozen=True, kw_only=True):
