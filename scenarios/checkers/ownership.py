@@ -13,7 +13,8 @@ from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.runtime.steps import HandedOut
 from kvsweep.scenarios.checkers import holdings, lanes
-from kvsweep.scenarios.checkers.account import LAW, Account, areas_of, named
+from kvsweep.scenarios.checkers.account import LAW as LAW
+from kvsweep.scenarios.checkers.account import Account, areas_of, named
 from kvsweep.scenarios.checkers.lives import Life
 from kvsweep.scenarios.checkers.relation import Holder, Relation, Resource, TableRow
 
