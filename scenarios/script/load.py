@@ -164,7 +164,11 @@ def _fault(path: str, fault: f.Fault) -> Found:
         yield f"{path}.on.message", "'done', a rank's word", repr(fault.on.message)
     if isinstance(fault, f.Reorder | f.Drop | f.Duplicate) and fault.on.message not in RANK_MESSAGES:
         if not (isinstance(fault, f.Duplicate) and fault.on.message == "acknowledged"):
-            yield f"{path}.on.message", f"a message to or from a rank, of {sorted(RANK_MESSAGES)}", repr(fault.on.message)
+            yield (
+                f"{path}.on.message",
+                f"a message to or from a rank, of {sorted(RANK_MESSAGES)}",
+                repr(fault.on.message),
+            )
     if isinstance(fault, f.Delay | f.Stall) and not fault.turns and fault.until is None:
         yield f"{path}", "turns or until", "neither"
     if isinstance(fault, f.Crash) and (fault.before is None) == (fault.after is None):

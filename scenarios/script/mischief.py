@@ -171,7 +171,7 @@ class Mischief:
         cluster.kill(rank)
         if fault.noticed:
             timeline.after(0, lambda: cluster.notice(rank))
-        if fault.restart is not None:
+        if fault.restart != "never":
             timeline.after(fault.restart + 1, lambda: cluster.restart_rank(rank))
 
     def _replace_table(self, fault: f.ReplaceTable) -> None:
