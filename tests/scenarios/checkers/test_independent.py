@@ -25,8 +25,11 @@ def imports(path: Path) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kvsweep"):
-            if not (node.module or "").startswith("kvsweep.scenarios.checkers"):
-                found.setdefault(node.module or "", set()).update(alias.name for alias in node.names)
+            module, names = node.module or "", {alias.name for alias in node.names}
+            if module == "kvsweep.ledger":
+                found.update({f"{module}.{name}": set() for name in names})
+            elif not module.startswith("kvsweep.scenarios.checkers"):
+                found.setdefault(module, set()).update(names)
         elif isinstance(node, ast.Import):
             found.update({alias.name: set() for alias in node.names if alias.name.startswith("kvsweep")})
     return found
