@@ -8,7 +8,7 @@ from typing import Final, get_args
 import anyio.abc
 import anyio.lowlevel
 
-from kvsweep.ledger.errors import Aborted, KvsweepError
+from kvsweep.ledger.errors import Aborted, KvsweepError, Refused, UsageError
 from kvsweep.ledger.ids import Operation, RequestKey
 from kvsweep.ledger.messages import (
     Abort,
@@ -35,6 +35,13 @@ class Stuck(Exception):
     """A wait of the script outlasts every deadline."""
 
 
+class Members(dict[str, Member]):
+    """Requests by name. One whose `open` was refused is an error of the project, not of the lookup."""
+
+    def __missing__(self, name: str) -> Member:
+        raise Refused(RequestKey(name, 0), "step", "no such request", ("Open",), "its open was refused")
+
+
 class Play:
     """The script's hand on the cluster.
 
@@ -51,7 +58,9 @@ class Play:
         after_turn: Callable[[], None],
     ) -> None:
         self.cluster, self._tasks, self._report, self._after_turn = cluster, tasks, report, after_turn
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, Member] = Members()
+        self._free = cluster.script.expect.steps == "free"
+        self._draining = False
         self.readers = Readers(cluster, self.members)
         self._named: dict[str, Job] = {}
         self._jobs: list[Job] = []
@@ -70,6 +79,8 @@ class Play:
         """Turns until the condition holds. Raises Stuck where nothing that could make it hold is left."""
         cluster, timeline = self.cluster, self.cluster.timeline
         limit, quiet = 4 * cluster.world.deadline + 1000, 0
+        if self._free and not self._draining:
+            limit = cluster.world.deadline + IDLE_TURNS
         events, begun, seen = cluster.driver.events, timeline.turn, cluster.activity
         since = begun
         while not condition():
@@ -86,7 +97,14 @@ class Play:
     # ---- steps
 
     async def step(self, at: int, step: s.Step) -> None:
-        """Perform one step and hold its end against what is written."""
+        """Perform one step and hold its end against what is written; a free one that lasts for long is left behind."""
+        try:
+            await self._step(at, step)
+        except Stuck:
+            if not self._free:
+                raise
+
+    async def _step(self, at: int, step: s.Step) -> None:
         if isinstance(step, get_args(s.Lasting)):
             await self._lasting(at, step)
         elif isinstance(step, s.Await):
@@ -99,10 +117,13 @@ class Play:
                 self._at_once(step)
             except KvsweepError as error:
                 reason = " ".join(str(error).split())
-            wrong = judge(step, reason)
-            if wrong is not None:
-                self._report(at, wrong)
+            self._judge(at, step, reason)
             await self.turn()
+
+    def _judge(self, at: int, step: s.Step, reason: str, *, aborted: bool = False) -> None:
+        wrong = judge(step, reason, aborted=aborted)
+        if wrong is not None and not self._free:
+            self._report(at, wrong)
 
     def _at_once(self, step: s.Step) -> None:
         kv, cluster = self.cluster.kv, self.cluster
@@ -115,6 +136,8 @@ class Play:
             case s.BeginStep():
                 self.readers.begin(step.name, [self._key(name) for name in step.requests], captured=step.captured)
             case s.EndStep():
+                if step.of not in self.readers.open:
+                    raise UsageError(f"serving step {step.of!r} is not open: its beginning was refused")
                 self.readers.end(step.of)
             case s.Preempt():
                 kv.handle(Preempt(request=self._key(step.request)))
@@ -226,11 +249,10 @@ class Play:
         await self.until(lambda: job.done, f"the end of {job.step.name or f'step {job.at}'}")
         if not job.judged:
             job.judged = True
-            wrong = judge(job.step, job.ended or "", aborted=job.aborted)
-            if wrong is not None:
-                self._report(job.at, wrong)
+            self._judge(job.at, job.step, job.ended or "", aborted=job.aborted)
 
     async def all_finished(self) -> None:
-        """Whoever still runs comes to its end."""
+        """Whoever still runs comes to its end: no fault is left that could keep it from that."""
+        self._draining = True
         for job in self._jobs:
             await self._finished(job)
