@@ -12,8 +12,9 @@ from kvsweep.ledger.ids import HOLE, RequestKey, Rows, int32_bytes, int32_view
 from kvsweep.ledger.memory import MemoryLog
 from kvsweep.ledger.messages import ProcessLost, RegisterSources
 from kvsweep.ledger.state import RequestState
-from kvsweep.runtime.driver import Driver
-from kvsweep.scenarios.script.content import SyntheticKv
+from kvsweep.scenarios.checkers.content import HostMemory
+from kvsweep.scenarios.checkers.driver import CheckedDriver
+from kvsweep.scenarios.script.content import SyntheticKv, rank_part, tag_of
 from kvsweep.scenarios.script.format import Script
 from kvsweep.scenarios.script.front import Front
 from kvsweep.scenarios.script.mischief import Mischief
@@ -39,11 +40,12 @@ class Cluster:
         self.timeline = Timeline()
         self.kv_of = SyntheticKv(self.layout)
         self.dead: set[int] = set()
+        self.tags: Callable[[RequestKey, int], int] = lambda key, logical: tag_of(key)
         self.wires: list[Wire] = []
         self.mischief = Mischief(script.fault, self.timeline, self)
         settings = world.settings(seed, ledger)
         log = MemoryLog(max_events=MAX_EVENTS) if ledger == "memory:" else None
-        self.driver = Driver.open(
+        self.driver = CheckedDriver.open(
             settings, world.pools(self.layout), log=log, clock=lambda: 0.0, deadlines=self.timeline.clock
         )
         self.stack = Stack(
@@ -52,6 +54,8 @@ class Cluster:
             front=lambda producer: Front(producer, self.mischief, self.timeline),
         )
         self.kv = self.stack.kv
+        self.memory = HostMemory({}, dict(enumerate(self.stack.producer.shards)))
+        self.driver.checks.read_bytes(self.memory, self._truth)
         self.driver.watch(self._see)
         self._watchers: list[Callable[[Event], None]] = []
 
@@ -63,6 +67,13 @@ class Cluster:
         for watcher in self._watchers:
             watcher(event)
         self.mischief.see(event)
+
+    def _truth(self, rank: int, key: RequestKey, layer: int, logical: int) -> bytes | None:
+        """What one rank's part of a block has; windows may have let go of a sliding layer's blocks before the CPU."""
+        if layer not in self.layout.active_layers:
+            return None
+        whole = self.kv_of.block(self.tags(key, logical), layer, logical)
+        return rank_part(whole, self.layout, layer, rank, self.world.ranks).tobytes()
 
     # ---- links
 

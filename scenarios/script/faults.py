@@ -94,7 +94,7 @@ class Crash(_Fault, frozen=True, kw_only=True):
 
 
 class ReplaceTable(_Fault, frozen=True, kw_only=True):
-    """The table row that an open step was handed is overwritten on a rank. Nothing honest does this: it must be seen."""
+    """The current table row of the request is overwritten on a rank. Nothing honest does this: it must be seen."""
 
     rank: Number = 0
     request: str = "a"

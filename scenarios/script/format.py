@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from kvsweep.scenarios.script.faults import Fault
 from kvsweep.scenarios.script.steps import Step
@@ -28,9 +28,9 @@ class Expect(Part, frozen=True, kw_only=True):
 
     always: tuple[str, ...] = ()
     sometimes: tuple[str, ...] = ()
-    events: dict[str, Count] = {}
-    verdicts: dict[str, Count] = {}
-    final: dict[str, int] = {}
+    events: dict[str, Count] = field(default_factory=dict)
+    verdicts: dict[str, Count] = field(default_factory=dict)
+    final: dict[str, int] = field(default_factory=dict)
     steps: Literal["judged", "free"] = "judged"
 
 

@@ -140,8 +140,10 @@ def _requests_of(step: s.Step) -> Iterator[tuple[str, str]]:
     if isinstance(step, s.BeginStep):
         for request in step.requests:
             yield "requests", request
-    elif isinstance(request := getattr(step, "request", None), str):
-        yield "request", request
+    else:
+        named = getattr(step, "request", None)
+        if isinstance(named, str):
+            yield "request", named
     if isinstance(step, s.Register) and step.owner is not None:
         yield "owner", step.owner
 
@@ -162,13 +164,11 @@ def _fault(path: str, fault: f.Fault) -> Found:
         yield f"{path}.on.message", f"a command to a rank, of {sorted(COMMANDS)}", repr(fault.on.message)
     if isinstance(fault, f.StaleEpoch | f.WrongOwner) and fault.on.message != "done":
         yield f"{path}.on.message", "'done', a rank's word", repr(fault.on.message)
-    if isinstance(fault, f.Reorder | f.Drop | f.Duplicate) and fault.on.message not in RANK_MESSAGES:
-        if not (isinstance(fault, f.Duplicate) and fault.on.message == "acknowledged"):
-            yield (
-                f"{path}.on.message",
-                f"a message to or from a rank, of {sorted(RANK_MESSAGES)}",
-                repr(fault.on.message),
-            )
+    passed = RANK_MESSAGES | ({"acknowledged"} if isinstance(fault, f.Duplicate) else frozenset())
+    if isinstance(fault, f.Reorder | f.Drop | f.Duplicate) and fault.on.message not in passed:
+        yield f"{path}.on.message", f"a message to or from a rank, of {sorted(passed)}", repr(fault.on.message)
+    if isinstance(fault, f.Delay) and fault.on.message == "gather":
+        yield f"{path}.on.message", "any but gather, which is done before any rank hears of it", "'gather'"
     if isinstance(fault, f.Delay | f.Stall) and not fault.turns and fault.until is None:
         yield f"{path}", "turns or until", "neither"
     if isinstance(fault, f.Crash) and (fault.before is None) == (fault.after is None):

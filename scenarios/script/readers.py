@@ -1,4 +1,6 @@
-"""Readers of a scripted run: serving steps, and whoever might be handed the current view next. They check every byte."""
+"""Readers of a scripted run: open serving steps, and whoever might be handed the current view next. Bytes are held
+against what was written.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvsweep.ledger.errors import LayoutError
+from kvsweep.ledger.errors import LayoutError, UsageError
 from kvsweep.ledger.ids import HOLE, Int32, RequestKey, int32_view
 from kvsweep.ledger.messages import BlockSelection
 from kvsweep.ledger.state import View
@@ -33,6 +35,14 @@ class Member:
         return self.tags.get(logical, tag_of(self.key))
 
 
+def member_of(members: dict[str, Member], name: str) -> Member:
+    """Raises UsageError for a request that was never opened: its `open` was refused."""
+    member = members.get(name)
+    if member is None:
+        raise UsageError(f"request {name!r}: expected one that is open, its opening was refused")
+    return member
+
+
 @dataclass
 class Reading:
     """One open serving step."""
@@ -51,6 +61,11 @@ class Readers:
         self._cluster, self._members = cluster, members
         self.open: dict[str, Reading] = {}
         self._expected: dict[tuple[RequestKey, int], dict[int, KV]] = {}
+        cluster.tags = self._tag
+
+    def _tag(self, key: RequestKey, logical: int) -> int:
+        member = self._members.get(key.request_id)
+        return member.tag(logical) if member is not None and member.key == key else tag_of(key)
 
     def begin(self, name: str, keys: list[RequestKey], *, captured: bool) -> None:
         """Raises Refused as `Coordinator.begin_step` does."""
@@ -69,11 +84,24 @@ class Readers:
         self.open[name] = Reading(number, captured, self._epochs(), views, tails)
 
     def end(self, name: str) -> None:
+        """Raises UsageError for a step whose beginning was refused."""
+        if name not in self.open:
+            raise UsageError(f"step {name!r}: expected an open serving step of {sorted(self.open)}")
+        self.oracle_reads()
         self._cluster.kv.end_step(self.open.pop(name).number)
 
     def _epochs(self) -> dict[int, int]:
         ranks = self._cluster.driver.state.pool.ranks
         return {rank: epoch for rank, epoch in ranks if self._cluster.alive(rank)}
+
+    def oracle_reads(self) -> None:
+        """Show the byte oracle the ranks that every open step began on."""
+        now = self._epochs()
+        self._cluster.memory.devices = {
+            rank: self._cluster.node(rank).device
+            for rank, epoch in now.items()
+            if all(reading.epochs.get(rank) == epoch for reading in self.open.values())
+        }
 
     # ---- the check
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -107,6 +106,8 @@ class _Run:
             self.cluster.restart_rank(rank)
         await play.all_finished()
         self._check_sources()
+        play.readers.oracle_reads()
+        driver.checks.look()
         for request in list(driver.state.requests.values()):
             if request.life in ("RUNNING", "PREEMPTED"):
                 self.cluster.kv.handle(Finish(request=request.key))
@@ -126,6 +127,12 @@ class _Run:
                 self._break(name, detail)
             for wrong in self.steps.readers.wrong():
                 self._break(BYTES, wrong)
+            self._found()
+
+    def _found(self) -> None:
+        """What the independent checkers have found."""
+        for found in self.driver.checks.broken:
+            self._break(found.law, f"event {found.position}: {found.detail}")
 
     def _check_sources(self) -> None:
         for wrong in self.steps.readers.wrong_sources():
@@ -133,6 +140,8 @@ class _Run:
 
     def _at_rest(self) -> None:
         driver = self.driver
+        driver.checks.at_rest(driver.pools)
+        self._found()
         for request in driver.state.requests.values():
             if request.life != "CLOSED":
                 self._break(DRAINS, f"{request.key.request_id} is {request.life.lower()} ({request.describe()})")

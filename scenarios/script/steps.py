@@ -271,7 +271,8 @@ class Wait(_Step, frozen=True, kw_only=True):
 
 
 Step: TypeAlias = (
-    Open | Write | Seal | Register | Select | Upload | Retain | Round | BeginStep | EndStep | Preempt | Resume | Finish
-    | Abort | Retry | Publish | Attach | Evict | KillRank | LoseRank | RestartRank | RestartProducer | Say | Await | Wait
+    Open | Write | Seal | Register | Select | Upload | Retain | Round | BeginStep | EndStep | Preempt | Resume
+    | Finish | Abort | Retry | Publish | Attach | Evict | KillRank | LoseRank | RestartRank | RestartProducer | Say
+    | Await | Wait
 )  # fmt: skip
 Lasting: TypeAlias = Open | Write | Seal | Upload | Retain | Round | Retry

@@ -11,13 +11,13 @@ from kvsweep.ledger import events as e
 from kvsweep.ledger.errors import Aborted, PoolExhausted
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import HOLE, Operation
-from kvsweep.ledger.messages import BlockSelection, OpenTail, Retain, SealTail, Turn
+from kvsweep.ledger.messages import BlockSelection, OpenTail, SealTail, Turn
 from kvsweep.scenarios.script import steps as s
 from kvsweep.scenarios.script.asks import Asks
 from kvsweep.scenarios.script.cluster import Cluster
 from kvsweep.scenarios.script.content import rank_part, tag_of
 from kvsweep.scenarios.script.jobs import Asked, Job
-from kvsweep.scenarios.script.readers import Member
+from kvsweep.scenarios.script.readers import Member, member_of
 
 
 class Work:
@@ -66,13 +66,13 @@ class Work:
     async def _write(self, job: Job) -> None:
         step = job.step
         if isinstance(step, s.Write):
-            member = self._members[step.request]
+            member = member_of(self._members, step.request)
             job.key = member.key
             await self._grow(job, member, step.blocks, step.tokens, seal=step.seal)
 
     async def _seal(self, job: Job) -> None:
         if isinstance(job.step, s.Seal):
-            member = self._members[job.step.request]
+            member = member_of(self._members, job.step.request)
             job.key = member.key
             await self._store(job, member)
 
@@ -144,13 +144,13 @@ class Work:
 
     async def _upload(self, job: Job) -> None:
         if isinstance(job.step, s.Upload | s.Round):
-            member = self._members[job.step.request]
+            member = member_of(self._members, job.step.request)
             key = job.step.key if isinstance(job.step, s.Upload) else ""
             await self._ask(job, (self.asks.selection(job.step, member), self.asks.key(key)))
 
     async def _retain(self, job: Job) -> None:
         if isinstance(job.step, s.Retain | s.Round):
-            command = self.asks.retain(job.step, self._members[job.step.request])
+            command = self.asks.retain(job.step, member_of(self._members, job.step.request))
             await self._ask(job, (command, command.idempotency_key))
 
     async def _round(self, job: Job) -> None:
