@@ -262,11 +262,11 @@ class Play:
         except KvsweepError as error:
             job.fail(error)
 
-    async def _finished(self, job: Job) -> None:
-        await self.until(lambda: job.done, f"the end of {job.step.name or f'step {job.at}'}")
-        if not job.judged:
+    async def _finished(self, job: Job, patience: int | None = None) -> None:
+        name = job.step.name or f"step {job.at}"
+        if await self.until(lambda: job.done, f"the end of {name}", patience=patience) and not job.judged:
             job.judged = True
-            self._judge(job.at, job.step, job.ended or "", aborted=job.aborted)
+            self._judge(job.at, judge(job.step, job.ended or "", aborted=job.aborted))
 
     async def all_finished(self) -> None:
         """Whoever still runs comes to its end: no fault is left that could keep it from that."""

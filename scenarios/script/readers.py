@@ -156,10 +156,10 @@ class Readers:
     def _expected_of(self, key: RequestKey, view: View) -> dict[int, KV]:
         known = self._expected.get((key, view.generation))
         if known is None:
-            member, kv = self._members[key.request_id], self._cluster.kv_of
+            tag, kv = self._cluster.tags, self._cluster.kv_of
             known = {}
             for layer, logical in view.logical.items():
-                blocks = [kv.block(member.tag(block), layer, block) for block in logical.tolist()]
+                blocks = [kv.block(tag(key, block), layer, block) for block in logical.tolist()]
                 known[layer] = np.stack(blocks) if blocks else np.empty((0, *kv.shape(layer)), dtype=np.float32)
             self._expected[key, view.generation] = known
             if len(self._expected) > 256:
@@ -170,13 +170,12 @@ class Readers:
         self, who: str, key: RequestKey, logical: int, physical: tuple[int, ...], tokens: int, rank: int
     ) -> Iterator[str]:
         cluster = self._cluster
-        member = self._members[key.request_id]
         for layer in cluster.layout.layers:
             area = physical[layer.group]
             if area == HOLE or not tokens:
                 continue
             read = cluster.node(rank).device.typed(layer.layer)[area][:, :, :tokens]
-            whole = cluster.kv_of.block(member.tag(logical), layer.layer, logical)
+            whole = cluster.kv_of.block(cluster.tags(key, logical), layer.layer, logical)
             part = rank_part(whole, cluster.layout, layer.layer, rank, cluster.world.ranks)[:, :, :tokens]
             if (read != part).any():
                 yield (
