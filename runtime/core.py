@@ -31,6 +31,19 @@ class Core:
         self._state = fold.apply_all(EMPTY, history)
         self._staged: State | None = None
 
+    def fork(self) -> "Core":
+        """Another core in this state, open steps included; neither sees what the other does from here on.
+
+        Raises UsageError while a turn is staged.
+        """
+        if self._staged is not None:
+            raise UsageError("a turn is staged: adopt or discard it before the core is forked")
+        twin = Core(self.settings)
+        twin.steps = self.steps.fork()
+        twin._context = Context(self.settings, twin.steps)
+        twin._state = self._state
+        return twin
+
     @property
     def state(self) -> State:
         """The adopted state."""
