@@ -8,7 +8,7 @@ from typing import Final, get_args
 import anyio.abc
 import anyio.lowlevel
 
-from kvsweep.ledger.errors import Aborted, KvsweepError, Refused, UsageError
+from kvsweep.ledger.errors import Aborted, KvsweepError, Refused
 from kvsweep.ledger.ids import Operation, RequestKey
 from kvsweep.ledger.messages import (
     Abort,
@@ -24,7 +24,7 @@ from kvsweep.ledger.sources import leading
 from kvsweep.scenarios.script import steps as s
 from kvsweep.scenarios.script.cluster import Cluster
 from kvsweep.scenarios.script.jobs import Job, judge
-from kvsweep.scenarios.script.readers import Member, Readers, member_of
+from kvsweep.scenarios.script.readers import Member, Readers
 from kvsweep.scenarios.script.work import Work
 
 IDLE_TURNS: Final = 70
@@ -58,7 +58,6 @@ class Play:
         after_turn: Callable[[], None],
     ) -> None:
         self.cluster, self._tasks, self._report, self._after_turn = cluster, tasks, report, after_turn
-        self._free = cluster.script.expect.steps == "free"
         self.members: dict[str, Member] = Members()
         self._free = cluster.script.expect.steps == "free"
         self._draining = False
@@ -76,11 +75,8 @@ class Play:
         await anyio.lowlevel.checkpoint()
         self._after_turn()
 
-    async def until(self, condition: Callable[[], bool], what: str, *, patience: int | None = None) -> bool:
-        """Turns until the condition holds; False after `patience` turns in which it did not.
-
-        Raises Stuck where nothing that could make it hold is left.
-        """
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Turns until the condition holds. Raises Stuck where nothing that could make it hold is left."""
         cluster, timeline = self.cluster, self.cluster.timeline
         limit, quiet = 4 * cluster.world.deadline + 1000, 0
         if self._free and not self._draining:
@@ -93,18 +89,10 @@ class Play:
                 events, since = cluster.driver.events, timeline.turn
             quiet = quiet + 1 if cluster.activity == seen else 0
             seen = cluster.activity
-            if patience is not None and timeline.turn - begun > patience:
-                return False
             silent = timeline.turn - since > limit or timeline.turn - begun > 20 * limit
             if silent or (quiet > IDLE_TURNS and not timeline.jump()):
                 pending = "; ".join(cluster.driver.pending()) or "nothing is pending"
                 raise Stuck(f"turn {timeline.turn}: {what} does not come; {pending}")
-        return True
-
-    @property
-    def _patience(self) -> int | None:
-        """How long a step waits; one that nobody has written may wait for what never comes, and is left behind."""
-        return self.cluster.world.deadline // 4 if self._free else None
 
     # ---- steps
 
@@ -120,7 +108,7 @@ class Play:
         if isinstance(step, get_args(s.Lasting)):
             await self._lasting(at, step)
         elif isinstance(step, s.Await):
-            await self._finished(self._named[step.of], self._patience)
+            await self._finished(self._named[step.of])
         elif isinstance(step, s.Wait):
             await self._wait(step)
         else:
@@ -144,12 +132,10 @@ class Play:
                 owner = self._key(step.owner) if step.owner is not None else None
                 cluster.register_stale(self._key(step.request), owner)
             case s.Select():
-                self._work.asks.choose(step, self._member(step.request))
+                self._work.asks.choose(step, self.members[step.request])
             case s.BeginStep():
                 self.readers.begin(step.name, [self._key(name) for name in step.requests], captured=step.captured)
             case s.EndStep():
-                if step.of not in self.readers.open:
-                    raise UsageError(f"serving step {step.of!r} is not open: its beginning was refused")
                 self.readers.end(step.of)
             case s.Preempt():
                 kv.handle(Preempt(request=self._key(step.request)))
@@ -179,11 +165,8 @@ class Play:
             case _:
                 raise TypeError(f"expected a step, got {type(step).__name__}")
 
-    def _member(self, name: str) -> Member:
-        return member_of(self.members, name)
-
     def _key(self, name: str) -> RequestKey:
-        return self._member(name).key
+        return self.members[name].key
 
     async def _wait(self, step: s.Wait) -> None:
         for _ in range(step.turns):
@@ -192,12 +175,10 @@ class Play:
             gate = self.cluster.timeline.when(step.until)
             await self.until(
                 lambda: gate.is_open,
-                f"{step.until.event}, occurrence {step.until.occurrence},",
-                patience=self._patience,
-            )
+                f"{step.until.event}, occurrence {step.until.occurrence},")
         if step.settled:
             driver = self.cluster.driver
-            await self.until(lambda: driver.idle and not driver.pending(), "rest", patience=self._patience)
+            await self.until(lambda: driver.idle and not driver.pending(), "rest", patience=)
 
     def _abort(self, step: s.Abort) -> None:
         key = self._key(step.request)
@@ -226,7 +207,7 @@ class Play:
             raise Aborted(said, f"expected the verdict {step.verdict}, got {verdict}")
 
     def _publish(self, step: s.Publish) -> None:
-        member, pool = self._member(step.request), self.cluster.driver.state.pool
+        member, pool = self.members[step.request], self.cluster.driver.state.pool
         names = [f"{step.prefix}/{block}" for block in range(step.blocks)]
         known = {prefix.key for prefix in pool.prefixes}
         self.cluster.kv.handle(PublishPrefix(request=member.key, keys=tuple(enumerate(names))))
@@ -235,7 +216,7 @@ class Play:
                 self._prefixes[prefix.key] = member.tag(prefix.logical)
 
     def _attach(self, step: s.Attach) -> None:
-        member = self._member(step.request)
+        member = self.members[step.request]
         names = tuple(f"{step.prefix}/{block}" for block in range(step.blocks))
         before = leading(self.cluster.state_of(member.key).source)
         self.cluster.kv.handle(AttachPrefix(request=member.key, keys=names))
@@ -253,7 +234,7 @@ class Play:
         self._tasks.start_soon(self._run, job)
         await self.turn()
         if step.wait:
-            await self._finished(job, self._patience)
+            await self._finished(job)
 
     async def _run(self, job: Job) -> None:
         try:
@@ -262,11 +243,11 @@ class Play:
         except KvsweepError as error:
             job.fail(error)
 
-    async def _finished(self, job: Job, patience: int | None = None) -> None:
-        name = job.step.name or f"step {job.at}"
-        if await self.until(lambda: job.done, f"the end of {name}", patience=patience) and not job.judged:
+    async def _finished(self, job: Job) -> None:
+        await self.until(lambda: job.done, f"the end of {job.step.name or f'step {job.at}'}")
+        if not job.judged:
             job.judged = True
-            self._judge(job.at, judge(job.step, job.ended or "", aborted=job.aborted))
+            self._judge(job.at, job.step, job.ended or "", aborted=job.aborted)
 
     async def all_finished(self) -> None:
         """Whoever still runs comes to its end: no fault is left that could keep it from that."""

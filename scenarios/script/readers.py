@@ -35,14 +35,6 @@ class Member:
         return self.tags.get(logical, tag_of(self.key))
 
 
-def member_of(members: dict[str, Member], name: str) -> Member:
-    """Raises UsageError for a request that was never opened: its `open` was refused."""
-    member = members.get(name)
-    if member is None:
-        raise UsageError(f"request {name!r}: expected one that is open, its opening was refused")
-    return member
-
-
 @dataclass
 class Reading:
     """One open serving step."""

@@ -17,7 +17,7 @@ from kvsweep.scenarios.script.asks import Asks
 from kvsweep.scenarios.script.cluster import Cluster
 from kvsweep.scenarios.script.content import rank_part, tag_of
 from kvsweep.scenarios.script.jobs import Asked, Job
-from kvsweep.scenarios.script.readers import Member, member_of
+from kvsweep.scenarios.script.readers import Member
 
 
 class Work:
@@ -66,13 +66,13 @@ class Work:
     async def _write(self, job: Job) -> None:
         step = job.step
         if isinstance(step, s.Write):
-            member = member_of(self._members, step.request)
+            member = self._members[step.request]
             job.key = member.key
             await self._grow(job, member, step.blocks, step.tokens, seal=step.seal)
 
     async def _seal(self, job: Job) -> None:
         if isinstance(job.step, s.Seal):
-            member = member_of(self._members, job.step.request)
+            member = self._members[job.step.request]
             job.key = member.key
             await self._store(job, member)
 
@@ -144,13 +144,13 @@ class Work:
 
     async def _upload(self, job: Job) -> None:
         if isinstance(job.step, s.Upload | s.Round):
-            member = member_of(self._members, job.step.request)
+            member = self._members[job.step.request]
             key = job.step.key if isinstance(job.step, s.Upload) else ""
             await self._ask(job, (self.asks.selection(job.step, member), self.asks.key(key)))
 
     async def _retain(self, job: Job) -> None:
         if isinstance(job.step, s.Retain | s.Round):
-            command = self.asks.retain(job.step, member_of(self._members, job.step.request))
+            command = self.asks.retain(job.step, self._members[job.step.request])
             await self._ask(job, (command, command.idempotency_key))
 
     async def _round(self, job: Job) -> None:
