@@ -173,12 +173,10 @@ class Play:
             await self.turn()
         if step.until is not None:
             gate = self.cluster.timeline.when(step.until)
-            await self.until(
-                lambda: gate.is_open,
-                f"{step.until.event}, occurrence {step.until.occurrence},")
+            await self.until(lambda: gate.is_open, f"{step.until.event}, occurrence {step.until.occurrence},")
         if step.settled:
             driver = self.cluster.driver
-            await self.until(lambda: driver.idle and not driver.pending(), "rest", patience=)
+            await self.until(lambda: driver.idle and not driver.pending(), "rest")
 
     def _abort(self, step: s.Abort) -> None:
         key = self._key(step.request)
