@@ -30,7 +30,7 @@ from kvsweep.scenarios.explore.contents import NOTHING, UNCONFIRMED, label
 from kvsweep.scenarios.explore.digest import unordered
 from kvsweep.scenarios.explore.rank import CopyCpu, Poke, Write, freed
 from kvsweep.scenarios.explore.world import FIRST_EPOCHS, FIRST_PRODUCER_EPOCH, World
-from kvsweep.transports.pools import CpuPool, DevicePools, Pools
+from kvsweep.transports.pools import CpuPool, DevicePools, FreeList, Pools
 
 SENT = (Transfer, MoveBlocks, StoreBlocks, Cancel)
 
@@ -132,7 +132,7 @@ class Coordinator:
             (ask,) = turn.effects
             if not isinstance(ask, Reserve):
                 raise TypeError(f"expected Reserve, got {type(ask).__name__}")
-            twin.pools = copy.deepcopy(twin.pools)
+            twin.pools = _forked(twin.pools)
             turn = twin.core.handle(twin.pools.reserve(ask))
         return twin._took(turn)
 
@@ -186,7 +186,7 @@ class Coordinator:
     def _perform(self, effect: Effect) -> Iterable[Poke]:
         match effect:
             case Release():
-                self.pools = copy.deepcopy(self.pools)
+                self.pools = _forked(self.pools)
                 self.pools.release(effect)
                 layers = range(self.world.layers)
                 blocks = int32_view(effect.device[0]).tolist()
@@ -239,6 +239,22 @@ class Coordinator:
 
     def _tail(self, key: RequestKey) -> tuple[Any, ...]:
         return self.state.requests[key.request_id].tail
+
+
+def _forked(pools: Pools) -> Pools:
+    """The same free lists, each with memory of its own."""
+    twin = copy.copy(pools)
+    twin.device, twin.cpu = copy.copy(pools.device), copy.copy(pools.cpu)
+    twin.device.groups = tuple(_forked_list(group) for group in pools.device.groups)
+    twin.cpu.full, twin.cpu.copies = _forked_list(pools.cpu.full), _forked_list(pools.cpu.copies)
+    return twin
+
+
+def _forked_list(pool: FreeList) -> FreeList:
+    twin = copy.copy(pool)
+    for name, value in vars(pool).items():
+        setattr(twin, name, copy.copy(value))
+    return twin
 
 
 def uncounted(state: State) -> State:

@@ -43,6 +43,7 @@ class Move(Struct, frozen=True):
     action: str
     take: Callable[[], Done]
     spent: Spent
+    which: int = 0  # tells moves of one name apart
     progress: bool = False  # no new work and no fault: what is under way comes nearer to its end
 
 
@@ -139,7 +140,7 @@ def _steps(coordinator: Coordinator, spent: Spent) -> Iterator[Move]:
         if same not in ended:
             ended.add(same)
             what = ", ".join(f"{cells.request.request_id}, generation {cells.generation}" for cells in reads.requests)
-            yield Move(f"a step on {what} ends", _end(coordinator, number), spent, progress=True)
+            yield Move(f"a step on {what} ends", _end(coordinator, number), spent, number, progress=True)
 
 
 def _begin(coordinator: Coordinator, key: RequestKey) -> Callable[[], Done]:

@@ -84,6 +84,7 @@ class Space:
         self._failures: dict[int, tuple[NextRank, ...]] = {}
         self._restarts: dict[int, NextRank] = {}
         self._learns: dict[tuple[int, int], tuple[Next, ...]] = {}
+        self._turns: dict[tuple[int, object], Next | None] = {}
         self._poked: dict[tuple[int, int], int] = {}
         self._kept: dict[tuple[int, int], tuple[str, ...]] = {}
 
@@ -202,8 +203,22 @@ class Space:
                 found.append(f"a word that no rank said changes nothing: {message} was {turn.outcome}")
         return found
 
-    def _turn(self, number: int, action: str, take: Callable[[], Done], *, progress: bool, honest: bool) -> Next | None:
-        """One turn of the core; None where nothing changes. honest: a rank or the producer said it, so it is no error."""
+    def _turn(
+        self, number: int, what: object, action: str, take: Callable[[], Done], *, progress: bool, honest: bool
+    ) -> Next | None:
+        """One turn of the core; None where nothing changes.
+
+        what    names the message among those that this part may take
+        honest  a rank or the producer said it, so it is no error
+        """
+        key = number, what
+        if key not in self._turns:
+            self._turns[key] = self._new_turn(number, action, take, progress=progress, honest=honest)
+        return self._turns[key]
+
+    def _new_turn(
+        self, number: int, action: str, take: Callable[[], Done], *, progress: bool, honest: bool
+    ) -> Next | None:
         before = self.coordinators[number]
         try:
             after, turn, pokes = take()
@@ -235,7 +250,7 @@ class Space:
             for word in sorted(said, key=repr):
                 action = f"{word.outcome} of #{word.operation.operation_id} arrives from rank {word.rank}"
                 changes.append(
-                    self._turn(number, action, lambda word=word: before.handles(word), progress=True, honest=True)  # type: ignore[misc]
+                    self._turn(number, word, action, lambda word=word: before.handles(word), progress=True, honest=True)  # type: ignore[misc]
                 )
             found = self._words[number, rank] = tuple(change for change in changes if change is not None)
         return found
@@ -250,13 +265,13 @@ class Space:
             if known is not None and known < part.process_epoch:
                 started = ProcessStarted(process_epoch=part.process_epoch, rank=part.number)
                 changes.append(
-                    self._turn(number, f"rank {part.number} is heard to have started again",
+                    self._turn(number, started, f"rank {part.number} is heard to have started again",
                                lambda: before.handles(started), progress=True, honest=True)
                 )  # fmt: skip
                 if self.world.faults.losses_seen and part.number not in pool.lost:
                     lost = ProcessLost(rank=part.number, process_epoch=known)
                     changes.append(
-                        self._turn(number, f"rank {part.number} is heard to have ended",
+                        self._turn(number, lost, f"rank {part.number} is heard to have ended",
                                    lambda: before.handles(lost), progress=True, honest=True)
                     )  # fmt: skip
             found = self._learns[number, rank] = tuple(change for change in changes if change is not None)
@@ -267,12 +282,12 @@ class Space:
         if found is None:
             before, changes = self.coordinators[number], []
             for operation, epoch in sorted(before.acks, key=repr):
-                change = self._turn(number, f"the producer acknowledges #{operation.operation_id}",
+                change = self._turn(number, (operation, epoch), f"the producer acknowledges #{operation.operation_id}",
                                     self._acknowledges(before, operation, epoch), progress=True, honest=True)  # fmt: skip
                 if change is not None:
                     changes.append((change, spent))
             for move in moves(before, self._spent_of[spent]):
-                change = self._turn(number, move.action, move.take, progress=move.progress, honest=move.progress)
+                change = self._turn(number, (move.action, move.which), move.action, move.take, progress=move.progress, honest=move.progress)
                 if change is not None:
                     changes.append((change, self._number_of(move.spent)))
             found = self._loop[number, spent] = tuple(changes)
