@@ -7,10 +7,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from kvsweep.ledger import events as e
+from kvsweep.ledger.errors import Aborted, PoolExhausted
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import HOLE, RequestKey, Rows, int32_bytes, int32_view
 from kvsweep.ledger.memory import MemoryLog
-from kvsweep.ledger.messages import ProcessLost, RegisterSources
+from kvsweep.ledger.messages import ProcessLost, RegisterSources, Turn
 from kvsweep.ledger.state import RequestState
 from kvsweep.scenarios.checkers.content import HostMemory
 from kvsweep.scenarios.checkers.driver import CheckedDriver
@@ -148,7 +150,11 @@ class Cluster:
         else:
             table = int32_view(self.state_of(owner).source)
             logical = np.flatnonzero(table != HOLE).astype(np.int32)
-        self.kv.handle(RegisterSources(request=key, logical=int32_bytes(logical), source=int32_bytes(table[logical])))
+        expect_room(
+            self.kv.handle(
+                RegisterSources(request=key, logical=int32_bytes(logical), source=int32_bytes(table[logical]))
+            )
+        )
 
     def register_new(self, key: RequestKey, tag: int, blocks: int) -> None:
         """The producer holds these first blocks already, in CPU blocks that were free."""
@@ -163,4 +169,17 @@ class Cluster:
                 for logical, source in enumerate(ids.tolist()):
                     k, v = self.kv_of.tokens(tag, layer, logical * self.layout.block_size, self.layout.block_size)
                     self.stack.producer.write_rows(layer, source, 0, k, v)
-        self.kv.handle(RegisterSources(request=key, logical=int32_bytes(np.arange(blocks)), source=int32_bytes(ids)))
+        expect_room(
+            self.kv.handle(
+                RegisterSources(request=key, logical=int32_bytes(np.arange(blocks)), source=int32_bytes(ids))
+            )
+        )
+
+
+def expect_room(turn: Turn) -> None:
+    """Raise PoolExhausted where a plan could not get its blocks; Aborted where it lacks something else."""
+    for event in turn.events:
+        if isinstance(event, e.PlanRefused):
+            if event.reason == "no_space":
+                raise PoolExhausted(f"{event.lane} of {event.request.request_id}", event.needed, event.free)
+            raise Aborted(event.request, f"{event.lane}: {event.reason}")

@@ -141,7 +141,7 @@ class Readers:
                 continue
             read = cluster.node(rank).device.typed(layer)[table]
             part = rank_part(expected[layer], cluster.layout, layer, rank, cluster.world.ranks)
-            wrong = np.flatnonzero((read != part).reshape(logical.size, -1).any(axis=1))
+            wrong = np.flatnonzero((read != part).any(axis=(1, 2, 3, 4)))
             if wrong.size:
                 yield f"{where}: wrong bytes of logical blocks {logical[wrong].tolist()}"
 
@@ -187,7 +187,7 @@ class Readers:
                 raw = cluster.stack.producer.read(layer, table[logical].astype(np.int32))
                 read = raw.view(np.float32).reshape(logical.size, *cluster.kv_of.shape(layer))
                 expected = np.stack([cluster.kv_of.block(member.tag(b), layer, b) for b in logical.tolist()])
-                wrong = np.flatnonzero((read != expected).reshape(logical.size, -1).any(axis=1))
+                wrong = np.flatnonzero((read != expected).any(axis=(1, 2, 3, 4)))
                 if wrong.size:
                     yield (
                         f"{member.key.request_id}, layer {layer}: the CPU has wrong bytes of logical blocks "

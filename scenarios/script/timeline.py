@@ -42,14 +42,17 @@ class ScriptClock(TurnClock):
         super().__init__()
         self._sleeper: anyio.Event | None = None
         self._until: float | None = None
+        self._rung = False
 
     async def wait(self, event: anyio.Event, until: float | None) -> None:
         self._sleeper, self._until = event, until
-        if until is None or until > self.now():
+        if not self._rung and (until is None or until > self.now()):
             await event.wait()
+        self._rung = False
 
     def ring(self) -> None:
-        """Wake whoever waits: there may be something to do."""
+        """Wake whoever waits, or is about to: there may be something to do."""
+        self._rung = True
         if self._sleeper is not None:
             self._sleeper.set()
 

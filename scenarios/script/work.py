@@ -8,13 +8,13 @@ import anyio.lowlevel
 from msgspec.structs import replace
 
 from kvsweep.ledger import events as e
-from kvsweep.ledger.errors import Aborted, PoolExhausted
+from kvsweep.ledger.errors import Aborted
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import HOLE, Operation
 from kvsweep.ledger.messages import BlockSelection, OpenTail, SealTail, Turn
 from kvsweep.scenarios.script import steps as s
 from kvsweep.scenarios.script.asks import Asks
-from kvsweep.scenarios.script.cluster import Cluster
+from kvsweep.scenarios.script.cluster import Cluster, expect_room
 from kvsweep.scenarios.script.content import rank_part, tag_of
 from kvsweep.scenarios.script.jobs import Asked, Job
 from kvsweep.scenarios.script.readers import Member
@@ -194,12 +194,3 @@ class Work:
         finally:
             if self._starting is job:
                 self._starting = None
-
-
-def expect_room(turn: Turn) -> None:
-    """Raise PoolExhausted where a plan could not get its blocks; Aborted where it lacks something else."""
-    for event in turn.events:
-        if isinstance(event, e.PlanRefused):
-            if event.reason == "no_space":
-                raise PoolExhausted(f"{event.lane} of {event.request.request_id}", event.needed, event.free)
-            raise Aborted(event.request, f"{event.lane}: {event.reason}")
