@@ -110,13 +110,13 @@ class Work:
 
     async def _store(self, job: Job, member: Member) -> None:
         """Seal all that is written, and store until nothing whole is left dirty."""
-        kv, state = self._cluster.kv, self._cluster.driver.state.request
+        kv, driver = self._cluster.kv, self._cluster.driver
         while True:
             turn = self._start(job, lambda: kv.handle(SealTail(request=member.key, confirmed_tokens=member.tokens)))
             operation = turn.operation
             if operation is None:
                 expect_room(turn)
-                request = state(member.key)
+                request = driver.state.request(member.key)
                 if request is None or not any(block.phase == "dirty" for block in request.tail):
                     return
                 opened = request.store.open  # an earlier store is under way: what it left is stored after it
