@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -32,32 +32,43 @@ class Mischief:
 
     def __init__(self, faults: tuple[f.Fault, ...], timeline: Timeline, cluster: Cluster) -> None:
         self._timeline, self._cluster = timeline, cluster
-        self.done = 0  # faults that were done, counted
-        self._on: list[tuple[f.Fault, Message, list[int]]] = []
-        for fault in faults:
+        self._faults = faults
+        self._done: set[int] = set()  # by index
+        self._on: list[tuple[int, f.Fault, Message, list[int]]] = []
+        for at, fault in enumerate(faults):
             on = fault.before if isinstance(fault, f.Crash) else getattr(fault, "on", None)
             if on is not None:
-                self._on.append((fault, on, [0]))
+                self._on.append((at, fault, on, [0]))
             for moment in (getattr(fault, "until", None), getattr(fault, "after", None)):
                 if moment is not None and not isinstance(moment, int):
                     timeline.when(moment)
             if isinstance(fault, f.Crash) and fault.after is not None:
-                timeline.when(fault.after).then(self._at(self._crash, fault))
+                timeline.when(fault.after).then(self._at(self._crash, at, fault))
             elif isinstance(fault, f.ReplaceTable):
-                timeline.when(fault.after).then(self._at(self._replace_table, fault))
-        self._names = {on.message for _, on, _ in self._on}
+                timeline.when(fault.after).then(self._at(self._replace_table, at, fault))
+        self._names = {on.message for _, _, on, _ in self._on}
         self._lanes: dict[int, LaneName] = {}
 
     @property
     def loses(self) -> bool:
         """Whether a message may be lost by script: the links say so then."""
-        return any(isinstance(fault, f.Drop | f.Crash) for fault, _, _ in self._on)
+        return any(isinstance(fault, f.Drop | f.Crash) for _, fault, _, _ in self._on)
 
-    def _at(self, action: Callable[[Any], None], fault: f.Fault) -> Callable[[], None]:
+    def idle(self) -> Iterator[tuple[str, str]]:
+        """(path, what) of faults that never came about: they address nothing that this run has."""
+        for at, fault in enumerate(self._faults):
+            until = getattr(fault, "until", None)
+            if at not in self._done:
+                yield f"$.fault[{at}]", "what it addresses never came"
+            elif until is not None and not self._timeline.when(until).is_open:
+                yield f"$.fault[{at}].until", f"{until.event}, occurrence {until.occurrence}, never came"
+
+    def _at(self, action: Callable[[Any], None], at: int, fault: f.Fault) -> Callable[[], None]:
         """Outside of the fold that saw the moment."""
 
         def act() -> None:
             if not self._timeline.over:
+                self._done.add(at)
                 self._timeline.after(0, lambda: action(fault))
 
         return act
@@ -74,7 +85,7 @@ class Mischief:
                 "upload" if isinstance(message, Transfer) else "retain" if isinstance(message, MoveBlocks) else "store"
             )
         met = []
-        for fault, on, count in self._on:
+        for at, fault, on, count in self._on:
             fits = (
                 on.message == name
                 and on.rank in (None, rank)
@@ -85,7 +96,7 @@ class Mischief:
             if fits:
                 count[0] += 1
                 if on.occurrence in (0, count[0]) and not self._timeline.over:
-                    self.done += 1
+                    self._done.add(at)
                     met.append(fault)
         return met
 

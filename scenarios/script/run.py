@@ -86,6 +86,9 @@ class _Run:
         try:
             for at, step in enumerate(self.script.step):
                 await self.steps.step(at, step)
+            if self.script.expect.steps == "judged":
+                for path, what in self.cluster.mischief.idle():
+                    self._break(AS_WRITTEN, f"{path}: {what}")
             await self._drain()
         except Stuck as error:
             self._break(MOVES, str(error))
