@@ -30,6 +30,9 @@ from kvsweep.scenarios.script.work import Work
 IDLE_TURNS: Final = 70
 """Turns in which nothing moves, before time jumps to the next deadline; a rank probes a lossy link within them."""
 
+WAKING_TURNS: Final = 8
+"""Turns that whoever was woken by a deadline has until something moves."""
+
 
 class Stuck(Exception):
     """A wait of the script outlasts every deadline."""
@@ -64,7 +67,7 @@ class Play:
         self.readers = Readers(cluster, self.members)
         self._named: dict[str, Job] = {}
         self._jobs: list[Job] = []
-        self._work = Work(cluster, self.members, self._named)
+        self._work = Work(cluster, self.members, self._named, self.readers)
         self._prefixes: dict[str, int] = {}  # name of a shared block → whose tokens it has
 
     # ---- time
@@ -89,8 +92,10 @@ class Play:
                 events, since = cluster.driver.events, timeline.turn
             quiet = quiet + 1 if cluster.activity == seen else 0
             seen = cluster.activity
-            silent = timeline.turn - since > limit or timeline.turn - begun > 20 * limit
-            if silent or (quiet > IDLE_TURNS and not timeline.jump()):
+            ended = timeline.turn - since > limit or timeline.turn - begun > 20 * limit
+            if quiet > IDLE_TURNS and not ended:
+                ended, quiet = not timeline.jump(), IDLE_TURNS - WAKING_TURNS
+            if ended:
                 pending = "; ".join(cluster.driver.pending()) or "nothing is pending"
                 raise Stuck(f"turn {timeline.turn}: {what} does not come; {pending}")
 

@@ -17,14 +17,14 @@ from kvsweep.scenarios.script.asks import Asks
 from kvsweep.scenarios.script.cluster import Cluster, expect_room
 from kvsweep.scenarios.script.content import rank_part, tag_of
 from kvsweep.scenarios.script.jobs import Asked, Job
-from kvsweep.scenarios.script.readers import Member
+from kvsweep.scenarios.script.readers import Member, Readers
 
 
 class Work:
     """Performs lasting steps. Raises the project's errors where one is refused or aborted."""
 
-    def __init__(self, cluster: Cluster, members: dict[str, Member], jobs: dict[str, Job]) -> None:
-        self._cluster, self._members, self._jobs = cluster, members, jobs
+    def __init__(self, cluster: Cluster, members: dict[str, Member], jobs: dict[str, Job], readers: Readers) -> None:
+        self._cluster, self._members, self._jobs, self._readers = cluster, members, jobs, readers
         self.asks = Asks(cluster)
         self._starting: Job | None = None
         self._stored: dict[int, str] = {}  # ended store → "" or why it was aborted
@@ -82,11 +82,13 @@ class Work:
         target = member.tokens + blocks * size + tokens
         if target:
             expect_room(kv.handle(OpenTail(request=member.key, until=-(-target // size))))
-            number, _ = kv.begin_step([member.key])
+            step = f"write of step {job.at}"
+            self._readers.begin(step, [member.key], captured=False)
             self._compute(member, target)
             member.tokens = target
             await anyio.lowlevel.checkpoint()
-            kv.end_step(number)
+            if step in self._readers.open:  # the end of the run has not ended it
+                self._readers.end(step)
             if seal:
                 await self._store(job, member)
 
