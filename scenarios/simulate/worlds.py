@@ -7,14 +7,15 @@ from random import Random
 from kvsweep.scenarios.script.world import Group, Links, World
 
 BLOCK_SIZES = (1, 2, 4, 8, 16)
-LONGEST = 6
-"""Whole blocks that a request is opened with, at most."""
+LENGTHS = (0, 1, 2, 3, 4, 5, 6, 6, 6)
+"""Whole blocks that a request is opened with."""
+LONGEST = max(LENGTHS)
 
 
 def random_world(random: Random, requests: int) -> World:
     """Sizes such that `requests` requests do not always fit at once, neither the device nor the CPU."""
     block_size = random.choice(BLOCK_SIZES)
-    groups = [Group(kind="full", layers=random.randint(1, 3))]
+    groups = [Group(kind="full", layers=random.choice((1, 2, 2, 3, 4)))]
     if random.random() < 0.35:
         groups.append(Group(kind="sliding", layers=random.randint(1, 2), window=random.randint(1, 3 * block_size)))
     if random.random() < 0.15:

@@ -16,6 +16,7 @@ from kvsweep.kernels.errors import KernelArgumentError
 from kvsweep.ledger.errors import KvsweepError, UsageError
 from kvsweep.runtime.log_commands import log_app
 from kvsweep.scenarios.script.command import scenario_app
+from kvsweep.scenarios.simulate.command import simulate
 
 DATA_FAULT, USAGE_FAULT = 1, 2
 # Newer releases of typer carry click inside, older ones ask for it; the base class is the same by either name.
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 app.add_typer(log_app, name="log")
 app.add_typer(scenario_app, name="scenario")
+app.command()(simulate)
 
 
 def fail(message: object, code: int) -> NoReturn:
