@@ -115,7 +115,7 @@ class Mischief:
                 case f.Duplicate():
                     frames += [self._copy(data, fault.turns) for _ in range(fault.times)]
                 case f.Reorder():
-                    frames[-1].behind = fault.behind + 1
+                    frames[-1].behind = fault.behind
                 case f.Crash():
                     self._crash(fault)
                     return []

@@ -8,7 +8,7 @@ from typing import Final, get_args
 import anyio.abc
 import anyio.lowlevel
 
-from kvsweep.ledger.errors import Aborted, KvsweepError, Refused
+from kvsweep.ledger.errors import KvsweepError, Refused, UsageError
 from kvsweep.ledger.ids import Operation, RequestKey
 from kvsweep.ledger.messages import (
     Abort,
@@ -195,7 +195,7 @@ class Play:
     def _say(self, step: s.Say) -> None:
         true = self._named[step.of].operation
         if true is None:
-            raise Aborted(step.of, "it started no operation")
+            raise UsageError(f"step {step.of!r} has started no operation to speak of")
         said = Operation(
             request=RequestKey(true.request.request_id, true.request.request_epoch + step.life),
             operation_id=true.operation_id + step.operation,
@@ -207,7 +207,7 @@ class Play:
         verdicts = {"accepted": "accepted", "repeated": "duplicate", "ignored": "stale"}
         verdict = verdicts.get(turn.outcome) or getattr(turn.events[0], "verdict", turn.outcome)
         if step.verdict and verdict != step.verdict:
-            raise Aborted(said, f"expected the verdict {step.verdict}, got {verdict}")
+            raise UsageError(f"expected the verdict {step.verdict}, got {verdict}")
 
     def _publish(self, step: s.Publish) -> None:
         member, pool = self.members[step.request], self.cluster.driver.state.pool

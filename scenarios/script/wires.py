@@ -83,12 +83,11 @@ class Wire:
 
     async def get(self) -> bytes:
         while True:
-            found = next((frame for frame in self._frames if frame.ready), None)
-            if found is None and self._timeline.over:
-                found = next(iter(self._frames), None)
-            if found is not None:
-                self._frames.remove(found)
-                for frame in self._frames:
+            over = self._timeline.over
+            at = next((at for at, frame in enumerate(self._frames) if frame.ready or over), None)
+            if at is not None:
+                found = self._frames.pop(at)
+                for frame in self._frames[:at]:  # it has overtaken them
                     frame.behind -= 1
                 self.passed += 1
                 self._notify()
