@@ -17,6 +17,7 @@ from kvsweep.runtime.decide_retain import retain_digest
 from kvsweep.runtime.decide_upload import CannotPlan, selection_digest
 from kvsweep.runtime.settings import Settings
 from kvsweep.runtime.steps import HandedOut, OpenSteps
+from kvsweep.runtime.well_formed import check_message
 
 Message: TypeAlias = Command | Report
 
@@ -30,6 +31,19 @@ class Core:
         self._context = Context(settings, self.steps)
         self._state = fold.apply_all(EMPTY, history)
         self._staged: State | None = None
+
+    def fork(self) -> "Core":
+        """Another core in this state, open steps included; neither sees what the other does from here on.
+
+        Raises UsageError while a turn is staged.
+        """
+        if self._staged is not None:
+            raise UsageError("a turn is staged: adopt or discard it before the core is forked")
+        twin = Core(self.settings)
+        twin.steps = self.steps.fork()
+        twin._context = Context(self.settings, twin.steps)
+        twin._state = self._state
+        return twin
 
     @property
     def state(self) -> State:
@@ -46,9 +60,13 @@ class Core:
         return self._stage(batch, Turn(outcome="accepted"))
 
     def handle(self, message: Message) -> Turn:
-        """Decide on one message. Nothing changes until `adopt`; a second message waits for that."""
+        """Decide on one message. Nothing changes until `adopt`; a second message waits for that.
+
+        Raises Malformed for a message that has not the types of its declaration.
+        """
         if self._staged is not None:
             raise UsageError("a turn is staged: adopt or discard it before the next message")
+        check_message(message)
         batch = Batch(self._state)
         command, reserved = (message.cause, message) if isinstance(message, Reserved) else (message, None)
         try:
@@ -155,7 +173,7 @@ class Core:
         """The caller's mistake: recorded, and returned for the driver to raise."""
         batch = Batch(self._state)
         command = message.cause if isinstance(message, Reserved) else message
-        key = _request_of(command)
+        key = error.key if isinstance(error.key, RequestKey) else _request_of(command)
         stream = decide_report.stream_of(self._state, key) if key is not None else POOL
         batch.emit(
             e.CommandRefused,

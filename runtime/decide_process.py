@@ -1,7 +1,7 @@
 """Restarts: what a process that ended can no longer do, and what a new one has to be told again."""
 
 from kvsweep.ledger import events as e
-from kvsweep.ledger.ids import POOL, RequestKey
+from kvsweep.ledger.ids import POOL, RequestKey, no_rows
 from kvsweep.ledger.messages import Acknowledge, ProcessLost, ProcessStarted, PublishKeepMap
 from kvsweep.ledger.pool_events import Difference
 from kvsweep.ledger.state import PREFIXES_KEPT
@@ -110,12 +110,14 @@ def _say_again(batch: Batch, key: RequestKey) -> None:
     upload, retain = request.upload, request.retain
     if upload.open is not None and upload.phase == "COMMITTED":
         batch.effect(Acknowledge(operation=upload.open.operation, generation=upload.open.generation))
-    if upload.open is not None and upload.phase == "PUBLISHED" and request.keep_map is not None:
+    if upload.open is not None and upload.phase == "PUBLISHED":
+        # A preemption or the end of the request voids the map, and the lane waits for its acknowledgement all the same.
+        kept, active = request.keep_map, batch.state.pool.layout.active_layers
         batch.effect(
             PublishKeepMap(
                 operation=upload.open.operation,
-                selection_revision=request.keep_map.selection_revision,
-                keep=request.keep_map.keep,
+                selection_revision=request.selection_revision,
+                keep=kept.keep if kept is not None else no_rows(active),
             )
         )
     if retain.open is not None and retain.phase == "RETIRED":

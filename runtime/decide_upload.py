@@ -71,6 +71,12 @@ def expect_lanes(request: RequestState, what: str) -> None:
             raise Refused(request.key, what, request.describe(), legal_now(request), reason)
 
 
+def expect_count(key: RequestKey, what: str, state: str, field: str, got: int) -> None:
+    """Raise Refused for a count below 0: counting back is never meant."""
+    if got < 0:
+        raise Refused(key, what, state, (), f"{field}: expected 0 or more, got {got}")
+
+
 def expect_ranks(state: State, lane: LaneName, selection_revision: int = 0) -> None:
     """Raise CannotPlan while a rank is lost: nobody would answer for it."""
     if state.pool.lost:

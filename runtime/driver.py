@@ -15,6 +15,7 @@ from kvsweep.ledger.errors import (
     Busy,
     HandshakeError,
     LogError,
+    Malformed,
     Refused,
     SequenceConflict,
     SettingsError,
@@ -143,8 +144,8 @@ class Driver:
     def handle(self, message: Message) -> Turn:
         """Decide, append, adopt. A report raises nothing.
 
-        Raises Refused for an illegal command, Busy for one that starts work while the log is behind by its bound, and
-        LogError with the reason for any command once an append has failed.
+        Raises Refused for an illegal command, Malformed for one that has not the types of its declaration, Busy for one
+        that starts work while the log is behind by its bound, and LogError for any command once an append has failed.
         """
         if isinstance(message, Reports):
             return self._report(message)
@@ -174,11 +175,11 @@ class Driver:
         except Exception as error:
             if given is not None and given.device is not None:  # reserved for a turn that did not come about
                 self.pools.release(Release(device=given.device, cpu=given.cpu_full + given.cpu_copy + given.claimed))
-            if not isinstance(error, Unencodable):
-                raise
-            if isinstance(message, Reports):
+            if isinstance(message, Reports) and isinstance(error, Malformed | Unencodable):
                 return Turn(outcome="refused", refusal=Refusal(what=type(message).__name__, reason=str(error)))
-            raise UsageError(f"{type(message).__name__}: {error}") from error
+            if isinstance(error, Unencodable):
+                raise UsageError(f"{type(message).__name__}: {error}") from error
+            raise
         if turn.refusal is not None and turn.outcome == "refused" and isinstance(turn.events[0], e.CommandRefused):
             refusal = turn.refusal
             raise Refused(turn.events[0].request, refusal.what, turn.events[0].state, refusal.legal, refusal.reason)
@@ -362,12 +363,8 @@ class Driver:
 
     def _record_digest(self) -> None:
         self._since_digest = 0
-        fact = e.DigestRecorded(
-            request=POOL,
-            seq=self.state.pool.seq,
-            position=self._position,
-            digest=self.digest(),
-        )
+        seq, digest = self.state.pool.seq, self.digest()
+        fact = e.DigestRecorded(request=POOL, seq=seq, position=self._position, digest=digest)
         self._take(self.core.fact(fact))
 
 

@@ -26,7 +26,7 @@ def select_blocks(
     """Choose whole blocks for every active layer.
 
     scores      float32[active layers, whole blocks]; whole, confirmed blocks only; finite
-    incumbents  resident blocks per layer: their scores count `incumbent_factor` times (hysteresis)
+    incumbents  resident blocks per layer, or HOLE: their scores count `incumbent_factor` times (hysteresis)
     kernels     what ranks; None takes the native one where it was built
     The first `sink_blocks` and the last `recent_blocks` are always in and count in the budget; the selected pool is
     what lies between. Raises NonFiniteScore(layer, block), LayoutError (shape), BudgetError (on_tight_budget="refuse").
@@ -133,6 +133,9 @@ def _counted(
 ) -> Float32:
     """Scores as they are compared: incumbents raised (a negative score too), then summed where layers share a list."""
     counted = scores
+    for layer, ids in incumbents.items() if incumbents is not None else ():
+        if ids.size and int(ids.min()) < HOLE:
+            raise LayoutError(f"incumbents[{layer}]", f"block ids or HOLE ({HOLE})", str(int(ids.min())))
     with np.errstate(over="ignore"):
         if incumbents is not None and policy.incumbent_factor != 1.0:
             counted = scores.copy()

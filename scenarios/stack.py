@@ -24,7 +24,7 @@ from kvsweep.transports.blocks import BlockMemory
 from kvsweep.transports.handshake import capabilities
 from kvsweep.transports.host import HostDevice
 from kvsweep.transports.links import Chaos, RankLink, in_process_link
-from kvsweep.transports.producer import HostProducer
+from kvsweep.transports.producer import HostProducer, Producer
 from kvsweep.transports.rank import RankWorker
 
 SPARE_BLOCKS = 16
@@ -115,13 +115,24 @@ class Node:
 
 
 class Stack:
-    """The driver's ranks on host devices, its producer, links and the shell around them. An async context manager."""
+    """The driver's ranks on host devices, its producer, links and the shell around them. An async context manager.
 
-    def __init__(self, driver: Driver, *, chaos: Chaos | None = None) -> None:
+    connect  makes (coordinator's end, rank's end) of a rank's link; without it: in this process, with the chaos
+    front    stands between the coordinator and the producer
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        chaos: Chaos | None = None,
+        connect: Callable[[int], tuple[RankLink, RankLink]] | None = None,
+        front: Callable[[HostProducer], Producer] = lambda producer: producer,
+    ) -> None:
         pool = driver.state.pool
         if pool.run is None:
             raise LookupError("the driver is not configured")
-        self.driver, self.chaos = driver, chaos
+        self.driver, self.chaos, self._connect = driver, chaos, connect
         count = len(pool.ranks)
         self.producer = HostProducer(
             pool.layout,
@@ -140,10 +151,10 @@ class Stack:
         self._ends: list[tuple[Node, RankLink]] = []
         for node, (rank, epoch) in zip(self.nodes, pool.ranks, strict=True):
             node.start(rank, epoch)
-            links[rank], end = self._link()
+            links[rank], end = self._link(rank)
             self._ends.append((node, end))
         self._agree()
-        self.kv = Coordinator(driver, links=links, producer=self.producer, on_release=self._poison)
+        self.kv = Coordinator(driver, links=links, producer=front(self.producer), on_release=self._poison)
         self._stack = AsyncExitStack()
 
     def _agree(self) -> None:
@@ -170,7 +181,9 @@ class Stack:
             ],
         )
 
-    def _link(self) -> tuple[RankLink, RankLink]:
+    def _link(self, rank: int) -> tuple[RankLink, RankLink]:
+        if self._connect is not None:
+            return self._connect(rank)
         self._starts += 1
         chaos = replace(self.chaos, seed=self.chaos.seed * 100 + self._starts) if self.chaos else None
         return in_process_link(chaos=chaos)
@@ -199,18 +212,21 @@ class Stack:
         node = self.nodes[rank]
         node.process.cancel()
         node.start(rank, epoch)
-        ours, end = self._link()
+        ours, end = self._link(rank)
         self.kv.handle(ProcessStarted(rank=rank, process_epoch=epoch))
         self.kv.connect(rank, ours)
         self._tasks.start_soon(node.serve(end))
 
-    def restart_producer(self) -> None:
-        """A new producer process over the same CPU memory: every block is registered again before it is used."""
+    def restart_producer(self, *, register: bool = True) -> None:
+        """A new producer process over the same CPU memory: every block is registered again before it is used.
+
+        register  false: nothing is registered yet
+        """
         state = self.driver.state
         tables = {request.key: request.source for request in state.requests.values() if request.life != "CLOSED"}
         self.producer.process_epoch += 1
         self.kv.handle(ProcessStarted(process_epoch=self.producer.process_epoch))
-        for key, table in tables.items():
+        for key, table in tables.items() if register else ():
             source = int32_view(table)
             logical = np.flatnonzero(source != HOLE).astype(np.int32)
             if logical.size and self.driver.state.request(key) is not None:

@@ -29,9 +29,10 @@ FAILURES_KEPT = 256
 
 @dataclass(slots=True)
 class Faults:
-    """What goes wrong on purpose. Both sets hold operation ids and may be changed at any time."""
+    """What goes wrong on purpose. All hold operation ids and may be changed at any time."""
 
     fail: set[int] = field(default_factory=set)  # the next copy or row of these raises
+    fail_after: dict[int, int] = field(default_factory=dict)  # so many copies run first
     hold: set[int] = field(default_factory=set)  # nothing of these runs, nor what is queued behind them
 
 
@@ -174,8 +175,7 @@ class HostDevice:
             running = self._running[item.operation_id]
             running.started = True
             try:
-                if item.operation_id in self.faults.fail:
-                    raise InjectedFault(f"operation {item.operation_id} was told to fail")
+                self._fault(item.operation_id)
                 item.run()
             except (KvsweepError, ValueError, LookupError) as error:
                 self._fail(running, f"{type(error).__name__}: {error}")
@@ -218,6 +218,11 @@ class HostDevice:
         """[blocks, 2, kv_heads, block_size, head_dim]: the layer's memory itself; see BlockMemory.typed."""
         return self.memory.typed(layer)
 
+    @property
+    def tables(self) -> TableRows:
+        """The table rows themselves, to be read or spoilt without asking which generation they show."""
+        return self._tables
+
     def poison(self, group: int, blocks: Int32) -> None:
         """Overwrite blocks that were freed with bytes that read as NaN."""
         self.memory.poison(group, blocks)
@@ -239,6 +244,13 @@ class HostDevice:
         check_ids("table", work.table, self.memory, holes=True)
         if isinstance(work, MoveBlocks):
             check_apart(work.source, work.destination)
+
+    def _fault(self, number: int) -> None:
+        left = self.faults.fail_after.get(number)
+        if left:
+            self.faults.fail_after[number] = left - 1
+        elif left == 0 or number in self.faults.fail:
+            raise InjectedFault(f"operation {number} was told to fail")
 
     def _add(
         self, stream: str, running: _Running, run: Callable[[], None], ready: Callable[[], bool] = lambda: True

@@ -15,6 +15,8 @@ import kvsweep
 from kvsweep.kernels.errors import KernelArgumentError
 from kvsweep.ledger.errors import KvsweepError, UsageError
 from kvsweep.runtime.log_commands import log_app
+from kvsweep.scenarios.script.command import scenario_app
+from kvsweep.scenarios.simulate.command import simulate
 
 DATA_FAULT, USAGE_FAULT = 1, 2
 # Newer releases of typer carry click inside, older ones ask for it; the base class is the same by either name.
@@ -27,6 +29,8 @@ app = typer.Typer(
     help="Coordinator of KV-cache compaction for LLM serving.",
 )
 app.add_typer(log_app, name="log")
+app.add_typer(scenario_app, name="scenario")
+app.command()(simulate)
 
 
 def fail(message: object, code: int) -> NoReturn:

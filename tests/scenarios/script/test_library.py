@@ -1,0 +1,89 @@
+"""Every scenario that ships passes, twice alike, reads back from what it is written as, and stays short."""
+
+from pathlib import Path
+
+import pytest
+
+from kvsweep.scenarios.script.format import Script
+from kvsweep.scenarios.script.load import dump, library, load_script, parse
+from kvsweep.scenarios.script.run import run_script
+from kvsweep.scenarios.script.verdict import Verdict
+
+SHIPPED = library()
+CONTRACT_I = {
+    "B = 1",
+    "B = 2",
+    "B = 32",
+    "B = 64",
+    "empty selection, delta 0",
+    "every layer empty",
+    "tail exhausted",
+    "layers with different counts",
+    "duplicate, negative, unsorted tail ids",
+    "partial sequence of B−1, B, B+1",
+    "full and SW groups",
+    "several full groups",
+    "wrong source owner",
+    "duplicate ACK",
+    "stale ACK",
+    "finish after enqueue",
+    "finish of the last request",
+    "producer restart",
+    "all-rank ACK delayed by one",
+    "all-rank ACK delayed by all",
+    "a table replaced while a CUDA graph replays",
+    "a source freed during a transfer",
+}
+
+
+def why(verdict: Verdict) -> str:
+    lines = [*verdict.broken, *(f"never reached: {name}" for name in verdict.missing)]
+    return "\n".join([f"seed {verdict.seed}: {verdict.title}", *lines])
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_shipped_scenario_passes_and_repeats_bit_for_bit(path: Path) -> None:
+    script = load_script(path)
+    verdict = run_script(script)
+    assert verdict.passed, why(verdict)
+    assert run_script(parse(dump(script))) == verdict
+
+
+def test_i_every_case_has_a_scenario() -> None:
+    shown = {
+        clause.removeprefix("I: ") for path in SHIPPED for clause in load_script(path).shows if clause[:3] == "I: "
+    }
+    assert shown == CONTRACT_I
+
+
+def test_shipped_scenarios_read_as_documentation() -> None:
+    """Short, told in a sentence or two, and no title twice."""
+    scripts = {path.stem: load_script(path) for path in SHIPPED}
+    assert len({script.title for script in scripts.values()}) == len(scripts)
+    for name, script in scripts.items():
+        assert script.shows, f"{name} shows no clause"
+        assert 20 <= len(script.about.strip()) <= 400, f"{name}: about has {len(script.about)} characters"
+        assert not script.title.endswith("."), name
+        assert name.islower(), name
+
+
+def test_another_seed_is_another_run() -> None:
+    """Where chance has a say: links draw from the seed."""
+    script = load_script(next(path for path in SHIPPED if path.stem == "weather_on_every_link"))
+    first, second = run_script(script, 1), run_script(script, 2)
+    assert first.digest != second.digest
+    assert first.unseed != second.unseed
+
+
+def test_a_ledger_file_changes_nothing(tmp_path: Path) -> None:
+    script = load_script(next(path for path in SHIPPED if path.stem == "late_words_of_the_first_attempt"))
+    kept = run_script(script, ledger=tmp_path / "scenario.ledger")
+    assert kept.passed, why(kept)
+    assert (kept.digest, kept.unseed) == (run_script(script).digest, run_script(script).unseed)
+    assert kept.ledger == str(tmp_path / "scenario.ledger")
+
+
+def test_scenarios_are_built_in_code_too() -> None:
+    script = Script(title="nothing at all")
+    assert run_script(script).passed
+    assert dump(script) == 'title = "nothing at all"\n'
