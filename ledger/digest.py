@@ -11,7 +11,7 @@ from typing import Any, Final, get_type_hints
 
 import msgspec
 
-from kvsweep.ledger.codec import EVENT_TYPES
+from kvsweep.ledger.codec import EVENT_TYPES, RULES
 from kvsweep.ledger.event_base import Event, Implementation, Measured
 from kvsweep.ledger.state import State
 
@@ -38,17 +38,34 @@ def state_digest(state: State) -> str:
 
 
 class Digest:
-    """Running digest: `update` with every event of a log in order, `value` at any point."""
+    """Running digest: `update` with every event of a log in order, `value` at any point.
 
-    def __init__(self) -> None:
-        self._chain = hashlib.sha256(b"kvsweep events 1\0")
+    rules  of the ledger: by rules 1 the chain is one hash over all events, which nothing can take up again
+    chain  where to go on, as `chain` gave it; by rules 2 and later
+    """
+
+    def __init__(self, rules: int = RULES, chain: bytes = b"") -> None:
+        self._rules = rules
+        self._whole = hashlib.sha256(b"kvsweep events 1\0")
+        self._chain = chain or hashlib.sha256(b"kvsweep events 2\0").digest()
+
+    @property
+    def chain(self) -> bytes:
+        """What another running digest goes on from; empty where none can."""
+        return b"" if self._rules == 1 else self._chain
 
     def update(self, event: Event) -> None:
         """Add one event. Each is preceded by its length, so that no two sequences share their bytes."""
         body = _ENCODER.encode(unmeasured(event))
-        self._chain.update(len(body).to_bytes(8, "little"))
-        self._chain.update(body)
+        size = len(body).to_bytes(8, "little")
+        if self._rules == 1:
+            self._whole.update(size)
+            self._whole.update(body)
+        else:
+            self._chain = hashlib.sha256(self._chain + size + body).digest()
 
     def value(self, state: State) -> str:
         """SHA-256 (hex) over the events so far and the state they gave."""
-        return hashlib.sha256(f"kvsweep 1\0{self._chain.hexdigest()}\0{state_digest(state)}".encode()).hexdigest()
+        one = self._rules == 1
+        history = self._whole.hexdigest() if one else self._chain.hex()
+        return hashlib.sha256(f"kvsweep {1 if one else 2}\0{history}\0{state_digest(state)}".encode()).hexdigest()

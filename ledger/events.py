@@ -21,6 +21,9 @@ from kvsweep.ledger.event_base import (
 )
 from kvsweep.ledger.ids import Logical, Operation, Physical, Rows, Slot, Source
 from kvsweep.ledger.pool_events import (
+    CoordinatorRestarted as CoordinatorRestarted,
+)
+from kvsweep.ledger.pool_events import (
     Difference as Difference,
 )
 from kvsweep.ledger.pool_events import (
@@ -384,6 +387,6 @@ AnyEvent: TypeAlias = (
     | TailSealed | StoreStarted | RankStored | StoreCompleted | StoreAborted | BlockLost | TailDropped
     | FenceOpened | SourcesRegistered | TransferSettled | AckIgnored | AckRefused | PlanRefused | CommandRefused
     | RunConfigured | RankLost | RankRestarted | ProducerRestarted | DigestRecorded | PrefixPublished
-    | PrefixAttached | PrefixEvicted | HandshakeAgreed | HandshakeRefused
+    | PrefixAttached | PrefixEvicted | HandshakeAgreed | HandshakeRefused | CoordinatorRestarted
 )  # fmt: skip
 """Closed union: the codec decodes exactly these."""

@@ -1,95 +1,27 @@
-"""Why an event is where it is: what was legal, which row of a table let it in, what it changed."""
+"""Why an event is where it is: the facts before it, the rule that let it in or kept it out, and what it changed."""
 
-from collections import deque
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Collection
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from kvsweep.ledger import acks, joint, phases
+from kvsweep.ledger import events as e
+from kvsweep.ledger import joint, phases
+from kvsweep.ledger.clauses import CLAUSES, WORDS
 from kvsweep.ledger.errors import LayoutError
 from kvsweep.ledger.event_base import Event
-from kvsweep.ledger.events import AckIgnored, AckRefused, BlocksRetired, CommandRefused, PlanRefused
+from kvsweep.ledger.excerpt import fold_lives, open_lives, operations_begun
+from kvsweep.ledger.facts import Fact, facts_before
+from kvsweep.ledger.figures import facts
 from kvsweep.ledger.fold import legal_now
-from kvsweep.ledger.ids import POOL, RequestKey, int32_view
+from kvsweep.ledger.frame import Frame
+from kvsweep.ledger.ids import POOL, RequestKey
 from kvsweep.ledger.plain import Plain, named, plain_event
-from kvsweep.ledger.replay import Frame, Ledger
-from kvsweep.ledger.state import RequestState, State
-from kvsweep.ledger.store import Position
-
-CLAUSES: Final[Mapping[str, tuple[str, ...]]] = {
-    "RequestOpened": ("F5",),
-    "RequestPreempted": ("G3",),
-    "RequestResumed": ("F4",),
-    "RequestFinished": ("G3", "B6"),
-    "RequestClosed": ("B6",),
-    "BlocksSelected": ("D1", "F1"),
-    "UploadPlanned": ("E3", "E4", "F1"),
-    "BlocksLeased": ("A1", "B6", "F1"),
-    "TransferStarted": ("F1",),
-    "RankTransferred": ("A2", "F1"),
-    "TransferCompleted": ("F1",),
-    "ResidencyCommitted": ("F1",),
-    "KeepMapPublished": ("F1",),
-    "UploadAcknowledged": ("F1",),
-    "UploadAborted": ("G3",),
-    "RetainPlanned": ("B1", "B2", "B3", "G1"),
-    "ReadersDrained": ("G1", "G2"),
-    "TablesApplied": ("A2", "G1"),
-    "AllRanksApplied": ("G1",),
-    "OwnersCommitted": ("B4", "G1"),
-    "BlocksRetired": ("B6", "B7", "G1"),
-    "RetainAcknowledged": ("G1",),
-    "RetainAborted": ("G3",),
-    "TailOpened": ("G4",),
-    "TailSealed": ("E2", "G4"),
-    "StoreStarted": ("G4",),
-    "RankStored": ("A2",),
-    "StoreCompleted": ("D1",),
-    "StoreAborted": ("G3",),
-    "BlockLost": ("G3",),
-    "TailDropped": ("B6", "G4"),
-    "FenceOpened": ("B6", "G2"),
-    "SourcesRegistered": ("A1",),
-    "TransferSettled": ("B6", "G3"),
-    "AckIgnored": ("F2",),
-    "AckRefused": ("F2",),
-    "PlanRefused": ("G3",),
-    "CommandRefused": ("G1",),
-    "RunConfigured": ("J1",),
-    "RankLost": ("F2",),
-    "RankRestarted": ("F2",),
-    "ProducerRestarted": ("F2",),
-    "DigestRecorded": ("J1",),
-    "PrefixPublished": ("B6", "D1"),
-    "PrefixAttached": ("B6", "D1"),
-    "PrefixEvicted": ("B6",),
-    "HandshakeAgreed": ("D4",),
-    "HandshakeRefused": ("D4", "D5"),
-}
-"""Contract clauses that each event serves."""
-
-
-class Figures(Struct, frozen=True, kw_only=True):
-    """One life of one request at one position, in a few numbers. Slots and areas are counted in blocks of one layer."""
-
-    request_id: str
-    request_epoch: int
-    life: str
-    upload: str
-    retain: str
-    store: str
-    map_revision: int
-    generation: int  # of the current view; 0 = none
-    views: list[int]  # generations held, current and draining
-    view_slots: dict[str, int]  # layer -> slots of the current view
-    tail: dict[str, str]  # logical block -> phase
-    settling: list[int]  # operation ids
-    fences: list[int]
-    held_areas: int
-    held_rows: list[int]
-    held_sources: int
-    owned_blocks: list[int]  # a group
+from kvsweep.ledger.query import Where
+from kvsweep.ledger.sentences import sentence
+from kvsweep.ledger.state import RequestState
+from kvsweep.ledger.store import LogStore, Position
+from kvsweep.ledger.verdicts import Decision, decision
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -107,20 +39,14 @@ class Change(Struct, frozen=True, kw_only=True):
     after: str
 
 
-class Decision(Struct, frozen=True, kw_only=True):
-    """Why something was ignored or refused."""
-
-    verdict: str
-    rule: str
-    expected: str
-    got: str
-
-
 class Explanation(Struct, frozen=True, kw_only=True):
     position: Position
     event: Plain
+    sentence: str
     clauses: tuple[str, ...]
+    words: dict[str, str]  # clause -> what it is about
     state: str  # life/upload/retain/store before the event
+    facts: tuple[Fact, ...]  # earlier events that it depends on, in order
     steps: tuple[Step, ...]  # empty: no machine moves, the event is recorded only
     rules: tuple[str, ...]  # joint rules that were asked, 'name (clause)'
     legal: tuple[str, ...]  # every event that the tables took before it; joint rules may forbid some
@@ -128,57 +54,48 @@ class Explanation(Struct, frozen=True, kw_only=True):
     decision: Decision | None
 
 
-def figures(state: State, request: RequestState) -> Figures:
-    """Count what one request is and holds."""
-    view = request.view
-    holdings = state.ownership.holders(request.key).values()
-    return Figures(
-        request_id=request.key.request_id,
-        request_epoch=request.key.request_epoch,
-        life=request.life,
-        upload=request.upload.phase,
-        retain=request.retain.phase,
-        store=request.store.phase,
-        map_revision=request.map_revision,
-        generation=request.current,
-        views=[held.generation for held in request.views],
-        view_slots={str(layer): ids.size for layer, ids in view.logical.items()} if view else {},
-        tail={str(block.logical): block.phase for block in request.tail},
-        settling=[opened.operation.operation_id for opened in request.settling],
-        fences=list(request.fences),
-        held_areas=len(
-            {(layer, area) for held in holdings for layer, ids in held.areas.items() for area in ids.tolist()}
-        ),
-        held_rows=sorted(state.ownership.rows(request.key)),
-        held_sources=state.ownership.sources(request.key).size,
-        owned_blocks=[blocks.size for blocks in state.ownership.owned(request.key, state.pool.layout)],
-    )
+def explain(log: LogStore, position: Position) -> Explanation:
+    """Explain the event at a position. Raises LayoutError for a position that the ledger does not have.
 
-
-def explain(ledger: Ledger, position: Position) -> Explanation:
-    """Explain the event at a position. Raises LayoutError for a position that the ledger does not have."""
-    last = ledger.last()
-    if not 1 <= position <= last:
-        raise LayoutError("position", f"a position from 1 to {last}", str(position))
-    [frame] = deque(ledger.replay(until=position), maxlen=1)
-    return explain_frame(frame)
+    Only the lives that the event is about are folded, and no body of another one is read.
+    """
+    first, last = log.header.first, log.durable()
+    if not first <= position <= last:
+        raise LayoutError("position", f"a position from {first} to {last}", str(position))
+    [record] = log.find(Where(after=position - 1, until=position))
+    frame = None
+    lives, sharing = _lives(log, position, record.event), isinstance(record.event, e.PrefixEvicted)
+    for frame in fold_lives(log, lives, until=position, since=position - 1, sharing=sharing):  # noqa: B007 - the last
+        pass
+    if frame is None or frame.position != position:
+        raise LayoutError("position", "an event of a request or of the pool", str(position))
+    if isinstance(record.event, e.AckIgnored | e.AckRefused):
+        frame = _as_judged(log, frame, record.event)
+    request = _before(frame)
+    return replace(explain_frame(frame), facts=facts_before(log, position, frame.event, request))
 
 
 def explain_frame(frame: Frame) -> Explanation:
-    """Explain one event, given the states around it."""
+    """Explain one event by the states around it alone: without the facts before it."""
     event = frame.event
     request = _before(frame)
     name = type(event).__name__
+    found = decision(frame.before, request, event)
+    asked = [rule for rule in joint.JOINT if isinstance(event, rule.events)]
+    clauses = CLAUSES[name] if found is None else tuple(dict.fromkeys((*found.clauses, *CLAUSES[name])))
     return Explanation(
         position=frame.position,
         event=plain_event(event),
-        clauses=CLAUSES[name],
+        sentence=sentence(event),
+        clauses=clauses,
+        words={clause: WORDS[clause] for clause in (*clauses, *(rule.clause for rule in asked))},
         state="pool" if request is None else request.describe(),
+        facts=(),
         steps=() if request is None else _steps(request, event),
-        rules=tuple(f"{rule.name} ({rule.clause})" for rule in joint.JOINT if isinstance(event, rule.events)),
+        rules=tuple(f"{rule.name} ({rule.clause})" for rule in asked),
         legal=() if request is None else legal_now(request),
         changes=_changes(frame),
-        decision=_decision(frame.before, request, event),
+        decision=found,
     )
 
 
@@ -186,11 +103,14 @@ def render(explanation: Explanation) -> str:
     """The explanation as lines of text."""
     event = explanation.event
     key = RequestKey(event["request"]["request_id"], event["request"]["request_epoch"])
+    stream = "the pool" if key == POOL else named(key)
     lines = [
-        f"{explanation.position}: {event['type']} of {named(key)}, its event {event['seq']}",
-        f"  clauses  {', '.join(explanation.clauses)}",
-        f"  before   {explanation.state}",
+        f"{explanation.position}: {event['type']} of {stream}, its event {event['seq']}",
+        f"  says     {explanation.sentence}",
     ]
+    lines += [f"  clause   {clause}: {words}" for clause, words in explanation.words.items()]
+    lines += [f"  fact     {fact.position} {fact.type} of {fact.stream}: {fact.sentence}" for fact in explanation.facts]
+    lines.append(f"  before   {explanation.state}")
     lines += [
         f"  table    {step.machine}: {step.before} -> {step.after}; {step.before} takes {', '.join(step.legal)}"
         for step in explanation.steps
@@ -200,13 +120,37 @@ def render(explanation: Explanation) -> str:
         lines.append(f"  legal    by the tables: {', '.join(explanation.legal)}")
     if explanation.decision is not None:
         found = explanation.decision
-        lines.append(f"  verdict  {found.verdict}: {found.rule}")
-        if found.expected or found.got:
+        lines += [f"  verdict  {found.verdict}: {found.rule}", f"  stands   in {found.stands}"]
+        if found.expected:
             lines.append(f"  expected {found.expected}; got {found.got}")
+        elif found.got:
+            lines.append(f"  got      {found.got}")
     lines += [f"  changed  {change.what}: {change.before} -> {change.after}" for change in explanation.changes]
     if not explanation.changes:
         lines.append("  changed  nothing")
     return "\n".join(lines)
+
+
+def _lives(log: LogStore, position: Position, event: Event) -> Collection[RequestKey]:
+    """Whose states tell what the event did."""
+    if event.request != POOL:
+        return (event.request,)
+    return open_lives(log, until=position) if isinstance(event, e.ProducerRestarted) else ()
+
+
+def _as_judged(log: LogStore, frame: Frame, event: e.AckIgnored | e.AckRefused) -> Frame:
+    """With every operation that had been given out by then: the acknowledgement was held against that number."""
+    following = operations_begun(log, until=frame.position)
+    before, after = (
+        replace(state, pool=replace(state.pool, next_operation_id=following)) for state in (frame.before, frame.after)
+    )
+    if event.request == POOL and event.operation.request != POOL:
+        # Recorded there because its life had been forgotten, or had never been.
+        floor = max(before.pool.epoch_floor, event.operation.request.request_epoch)
+        before = replace(before, pool=replace(before.pool, epoch_floor=floor))
+    return replace(
+        frame, before=before, after=replace(after, pool=replace(after.pool, epoch_floor=before.pool.epoch_floor))
+    )
 
 
 def _before(frame: Frame) -> RequestState | None:
@@ -223,82 +167,16 @@ def _steps(request: RequestState, event: Event) -> tuple[Step, ...]:
         phase = request.life if machine == "life" else getattr(request, machine).phase
         after = table.get((phase, name))
         # A view that nobody's retain replaced is retired without moving that lane.
-        if after is None or (isinstance(event, BlocksRetired) and event.cause != "retain"):
+        if after is None or (isinstance(event, e.BlocksRetired) and event.cause != "retain"):
             continue
         found.append(Step(machine=machine, before=phase, after=after, legal=phases.legal(table, phase)))
     return tuple(found)
 
 
 def _changes(frame: Frame) -> tuple[Change, ...]:
-    before, after = _facts(frame.before, frame.event.request), _facts(frame.after, frame.event.request)
+    before, after = facts(frame.before, frame.event.request), facts(frame.after, frame.event.request)
     return tuple(
         Change(what=what, before=before.get(what, "-"), after=after.get(what, "-"))
         for what in {**before, **after}
         if before.get(what, "-") != after.get(what, "-")
     )
-
-
-def _facts(state: State, key: RequestKey) -> dict[str, str]:
-    """Everything that an explanation compares, by name."""
-    pool = state.pool
-    facts = {
-        "pool generation": str(pool.pool_generation),
-        "ranks": str(dict(pool.ranks)),
-        "lost ranks": str(list(pool.lost)),
-        "producer epoch": str(pool.producer_epoch),
-        "next operation": str(pool.next_operation_id),
-        "prefixes": str([prefix.number for prefix in pool.prefixes]),
-        "shared blocks": str([len(blocks) // 4 for blocks in state.ownership.shared]),
-    }
-    requests = [state.request(key)] if key != POOL else list(state.requests.values())
-    for request in requests:
-        if request is None:
-            continue
-        prefix = f"{named(request.key)} " if key == POOL else ""
-        found = figures(state, request)
-        facts |= {
-            f"{prefix}{name.replace('_', ' ')}": str(getattr(found, name))
-            for name in found.__struct_fields__
-            if name not in ("request_id", "request_epoch")
-        }
-        facts[f"{prefix}selection revision"] = str(request.selection_revision)
-        facts[f"{prefix}valid CPU blocks"] = str(int((int32_view(request.source) >= 0).sum()))
-        facts[f"{prefix}stale CPU blocks"] = str(int((int32_view(request.stale) >= 0).sum()))
-        facts[f"{prefix}outcomes"] = str(
-            {o.operation.operation_id: dict(o.outcomes) for o in (*request.open_operations(), *request.settling)}
-        )
-    return facts
-
-
-def _decision(before: State, request: RequestState | None, event: Event) -> Decision | None:
-    if isinstance(event, AckRefused):
-        return Decision(verdict=event.verdict, rule=event.rule, expected=event.expected, got=event.got)
-    if isinstance(event, AckIgnored):
-        # The event does not keep both sides: the table is asked again.
-        found = acks.judge(
-            before,
-            acks.Ack(
-                operation=event.operation, rank=event.rank, process_epoch=event.process_epoch, outcome=event.outcome
-            ),
-        )
-        same = found.rule == event.rule
-        return Decision(
-            verdict=event.verdict,
-            rule=event.rule,
-            expected=found.expected if same else "",
-            got=found.got if same else "",
-        )
-    if isinstance(event, PlanRefused):
-        return Decision(
-            verdict="refused",
-            rule=f"{event.lane}: {event.reason}",
-            expected=f"{event.needed} places",
-            got=f"{event.vacant} vacant areas, {event.free} free blocks",
-        )
-    if isinstance(event, CommandRefused):
-        legal = ", ".join(legal_now(request)) if request else "nothing"
-        return Decision(
-            verdict="refused", rule=event.reason, expected=f"a state that takes {event.command}; here legal: {legal}",
-            got=event.state,
-        )  # fmt: skip
-    return None

@@ -82,6 +82,7 @@ REDUCE_POOL: Final[dict[type[Event], Callable[[State, Any], Any]]] = {
     e.DigestRecorded: reduce_pool.noted,
     e.HandshakeAgreed: reduce_pool.noted,
     e.HandshakeRefused: reduce_pool.noted,
+    e.CoordinatorRestarted: reduce_pool.noted,
 }
 
 LIVING: Final = frozenset({"RUNNING", "PREEMPTED", "FINISHING"})

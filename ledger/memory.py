@@ -1,5 +1,7 @@
 """A ledger in memory: for tests and for runs that nobody looks back on. Bounded, and gone with its process."""
 
+import heapq
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
@@ -7,7 +9,8 @@ from kvsweep.ledger.codec import RULES, SCHEMA, decode, encode_batch
 from kvsweep.ledger.errors import LogError, SequenceConflict
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import RequestKey
-from kvsweep.ledger.store import Header, Level, Position, Record, Stream, expect_after, expect_position
+from kvsweep.ledger.query import Where, may_match
+from kvsweep.ledger.store import Header, Level, Position, Record, Snapshot, Stream, expect_after, expect_position
 from kvsweep.ledger.store_watch import Watcher, Watchers
 
 MAX_EVENTS: Final = 1_000_000
@@ -77,12 +80,49 @@ class MemoryLog:
         )
         return (Record(position=position, event=decode(self._bodies[position - 1])) for position in positions)
 
+    def find(self, where: Where, *, newest_first: bool = False) -> Iterator[Record]:
+        self._expect_open()
+        last = len(self._bodies) if where.until is None else min(where.until, len(self._bodies))
+        positions: Sequence[Position] = range(where.after + 1, last + 1)
+        if where.lives is not None:
+            streams = [self._streams.get(life, ()) for life in where.lives]
+            positions = [at for at in heapq.merge(*streams) if where.after < at <= last]
+        found = (
+            Record(position=at, event=decode(self._bodies[at - 1]))
+            for at in (reversed(positions) if newest_first else positions)
+        )
+        return (record for record in found if may_match(record.event, where))
+
+    def files(self) -> list[tuple[str, int]]:
+        self._expect_open()
+        return []
+
+    def tally(self) -> list[tuple[str, int, int]]:
+        self._expect_open()
+        events, sizes = Counter[str](), Counter[str]()
+        for body in self._bodies:
+            name = type(decode(body)).__name__
+            events[name] += 1
+            sizes[name] += len(body)
+        return [(name, events[name], sizes[name]) for name in events]
+
     def requests(self) -> list[Stream]:
         self._expect_open()
         return [
             Stream(request=request, events=len(positions), last=positions[-1])
             for request, positions in self._streams.items()
         ]
+
+    def snapshot(self, until: Position | None = None) -> Snapshot | None:
+        self._expect_open()
+        return None
+
+    def snapshot_due(self) -> bool:
+        return False
+
+    def keep_snapshot(self, snapshot: Snapshot) -> None:
+        self._expect_open()
+        raise LogError("a ledger in memory keeps no snapshots: nobody opens it again")
 
     def damage(self) -> tuple[Position | None, str] | None:
         self._expect_open()

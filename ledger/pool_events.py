@@ -85,6 +85,16 @@ class ProducerRestarted(Event, frozen=True, kw_only=True, array_like=True, gc=Fa
     process_epoch: int
 
 
+class CoordinatorRestarted(Event, frozen=True, kw_only=True, array_like=True, gc=False, tag=65):
+    """A new process goes on with this ledger. Every process of the earlier one's ranks has ended, and its steps too.
+
+    First event of the batch that aborts and settles what they left behind.
+    """
+
+    evidence: str  # JSON, as that of RunConfigured
+    implementation: Implementation = Implementation()
+
+
 class DigestRecorded(Event, frozen=True, kw_only=True, array_like=True, gc=False, tag=54):
     """The running coordinator's own digest after the event at `position`; a replay must give the same."""
 

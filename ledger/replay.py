@@ -1,53 +1,39 @@
-"""Looking back: read a ledger, fold it again with the reducers that the running coordinator used, and compare."""
+"""A ledger as a debugger: read it, fold it again, ask why. In a notebook, beside a live writer, or by `kvsweep log`.
 
-import contextlib
+Every answer is data: structs that a table, a page or a test draws without asking again.
+"""
+
 from collections.abc import Callable, Collection, Iterator
 from types import TracebackType
-from typing import Final
+from typing import TYPE_CHECKING
 
-from msgspec import Struct
-
-from kvsweep.ledger import laws
-from kvsweep.ledger.codec import EVENT_TYPES
-from kvsweep.ledger.digest import Digest
-from kvsweep.ledger.errors import KvsweepError, LayoutError, LogCorrupt
-from kvsweep.ledger.event_base import Event
-from kvsweep.ledger.events import DigestRecorded
+from kvsweep.ledger.block_life import EVENTS_FOLDED, LIVES_FOLDED, BlockLife, expect_in_pool, run_of, why_block
+from kvsweep.ledger.errors import LayoutError
+from kvsweep.ledger.excerpt import begin, lives_at
+from kvsweep.ledger.explain import Explanation, explain
+from kvsweep.ledger.figures import Figures, figures
 from kvsweep.ledger.fold import apply
+from kvsweep.ledger.frame import Frame
 from kvsweep.ledger.ids import POOL, RequestKey
-from kvsweep.ledger.state import EMPTY, State
+from kvsweep.ledger.parting import Parting, diff
+from kvsweep.ledger.query import Block, Where, matches
+from kvsweep.ledger.state import State
+from kvsweep.ledger.stats import Stats, stats
 from kvsweep.ledger.store import Header, LogStore, Position, Record, Stream, open_log
+from kvsweep.ledger.verify import Verification, Verified
 
-PROGRESS_EVENTS: Final = 1000
-"""Events between two words of a verification about how far it is."""
+if TYPE_CHECKING:
+    import pyarrow as pa
 
-
-class Frame(Struct, frozen=True, kw_only=True, gc=False):
-    """One event with the state before and after it."""
-
-    position: Position
-    event: Event
-    before: State
-    after: State
-
-
-class Verified(Struct, frozen=True, kw_only=True):
-    """Outcome of folding a whole ledger.
-
-    `digest` and `recorded_digest` are those of the last recorded point that was reached, or of the end of the ledger
-    when nothing was recorded (`recorded_digest` is then None). `position` and `message` name the first fault.
-    """
-
-    ok: bool
-    events: int  # folded without a fault
-    digest: str
-    recorded_digest: str | None
-    position: Position | None = None
-    message: str = ""
+Progress = Callable[[Position], None]
+"""Told the position now and then."""
 
 
 class Ledger:
-    """A ledger, read only. Safe beside a live writer; what it shows is what was stored when it was asked."""
+    """A ledger, read only. Safe beside a live writer; what it shows is what was stored when it was asked.
+
+    log  any store: a file's, one in memory, or that of a running driver (`Ledger(driver.log)`), which `close` closes
+    """
 
     def __init__(self, log: LogStore) -> None:
         self._log = log
@@ -69,8 +55,14 @@ class Ledger:
         self._log.close()
 
     @property
+    def log(self) -> LogStore:
+        return self._log
+
+    @property
     def header(self) -> Header:
         return self._log.header
+
+    # ---- what is there
 
     def streams(self) -> list[Stream]:
         """Every life of every request and the pool's facts, in the order of their first event."""
@@ -80,64 +72,175 @@ class Ledger:
         """Every life of every request, in the order of its first event."""
         return [stream.request for stream in self.streams() if stream.request != POOL]
 
+    def lives(self, request_id: str) -> tuple[RequestKey, ...]:
+        """Every life of one whole id. Raises LayoutError where there is none."""
+        known = self.requests()
+        found = tuple(key for key in known if key.request_id == request_id)
+        if not found:
+            ids = len({key.request_id for key in known})
+            raise LayoutError("request", f"one of the {ids} ids in it", repr(request_id))
+        return found
+
     def last(self) -> Position:
         """Position of the last event; 0 for an empty ledger."""
         return self._log.durable()
 
     def events(
-        self, request: RequestKey | None = None, *, types: Collection[str] | None = None, after: Position = 0
+        self,
+        request: RequestKey | None = None,
+        *,
+        types: Collection[str] | None = None,
+        operation: int | None = None,
+        rank: int | None = None,
+        block: Block | None = None,
+        after: Position = 0,
+        until: Position | None = None,
+        newest_first: bool = False,
     ) -> Iterator[Record]:
-        """Records in order: of one life or of all, of the named event types or of all.
+        """Records in order: of one life or of all, that meet every condition given.
 
-        Raises LayoutError for an unknown request or type, LogCorrupt where the ledger is damaged.
+        types      event types by name
+        operation  facts and words of this operation id
+        rank       what this rank said and what it was sent
+        block      events that name this device block
+
+        Raises LayoutError for an unknown request, type or block, LogCorrupt where the ledger is damaged.
         """
         if request is not None:
             self._expect_known(request)
-        for name in types or ():
-            if name not in EVENT_TYPES:
-                raise LayoutError("types", f"event types ({', '.join(EVENT_TYPES)})", repr(name))
-        records = self._log.read(request, after=after)
-        if types is None:
-            return records
-        return (record for record in records if type(record.event).__name__ in types)
+        where = Where(
+            lives=None if request is None else (request,),
+            types=None if types is None else tuple(types),
+            operation=operation,
+            rank=rank,
+            block=block,
+            after=after,
+            until=until,
+        )
+        return self.find(where, newest_first=newest_first)
+
+    def find(self, where: Where, *, newest_first: bool = False) -> Iterator[Record]:
+        """Records that meet the conditions. Raises as `events` does, but for a request, which may be unknown."""
+        where.check()
+        layout = None
+        if where.block is not None:
+            run = run_of(self._log)
+            expect_in_pool(run, where.block)
+            layout = run.layout
+        records = self._log.find(where, newest_first=newest_first)
+        return (record for record in records if matches(record.event, where, layout))
+
+    def position_at(self, seconds: float) -> Position:
+        """Position of the first event that was stored at or after a time, in seconds since 1970; one more than the
+        last where all are older.
+
+        Raises LayoutError for a ledger that does not keep times.
+        """
+        low, high = self._log.header.first, self.last() + 1
+        while low < high:
+            middle = (low + high) // 2
+            [record] = self._log.find(Where(after=middle - 1, until=middle))
+            if not record.time:
+                raise LayoutError(
+                    "time", "a ledger of schema 2 or later, which keeps times", f"schema {self.header.schema}"
+                )
+            if record.time < seconds * 1e6:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    # ---- folding again
 
     def replay(self, request: RequestKey | None = None, *, until: Position | None = None) -> Iterator[Frame]:
-        """Fold from the beginning; a frame an event (of one life, if given), up to and with position `until`.
+        """Fold from the first event that is kept; a frame an event (of one life, if given), up to position `until`.
 
         The whole ledger is folded either way, because requests share the pool. Raises LayoutError for an unknown
         request or a position beyond the end, and what the fold raises for an event that is illegal where it stands.
         """
         if request is not None:
             self._expect_known(request)
-        until = self._bound(until)
-        return self._frames(request, until)
+        return self._frames(request, self._bound(until))
 
-    def state(self, until: Position | None = None) -> State:
-        """State just after position `until`, or at the end; 0 is the state before the first event."""
-        state = EMPTY
-        for frame in self.replay(until=until):
-            state = frame.after
+    def state(self, until: Position | None = None, *, lives: Collection[RequestKey] | None = None) -> State:
+        """State just after position `until`, or at the end; 0 is the state before the first event.
+
+        lives  fold only these, which costs their own events; other requests are absent then
+        """
+        end = self._bound(until)
+        if lives is not None:
+            return lives_at(self._log, lives, at=end)
+        state, after = begin(self._log, end)
+        for record in self._log.find(Where(after=after, until=end)):
+            state = apply(state, record.event)
         return state
 
-    def verify(self, *, until: Position | None = None, progress: Callable[[Position], None] | None = None) -> Verified:
+    def figures(self, until: Position | None = None, *, lives: Collection[RequestKey] | None = None) -> list[Figures]:
+        """What each request is and holds just after a position, in a few numbers."""
+        state = self.state(until, lives=lives)
+        wanted = [request for request in state.requests.values() if lives is None or request.key in lives]
+        return [figures(state, request) for request in wanted]
+
+    def verify(self, *, until: Position | None = None, progress: Progress | None = None) -> Verified:
         """Fold everything up to position `until`; check every recorded digest, and every law at each of them and at
         the end.
 
         Raises nothing that the ledger's content causes: the first fault stands in the answer. A ledger whose writer
-        was killed is checked up to its end. `progress` is told the position now and then. Raises LayoutError for a
-        position beyond the end.
+        was killed is checked up to its end. Raises LayoutError for a position beyond the end.
         """
-        return _Verification(self._log, self._bound(until), progress).run()
+        end, first = self._bound(until), self._log.header.first
+        snapshot = self._log.snapshot(first - 1) if first > 1 else None
+        return Verification(self._log, end, progress, snapshot).run()
+
+    def check(self, *, until: Position | None = None, progress: Progress | None = None) -> tuple[Verified, State]:
+        """As `verify`, but from the newest snapshot on and without the store's structure; with the state it gives."""
+        end = self._bound(until)
+        one = Verification(self._log, end, progress, self._log.snapshot(max(end, self._log.header.first - 1)))
+        return one.run(structure=False), one.state
+
+    # ---- asking
+
+    def explain(self, position: Position) -> Explanation:
+        """Why the event at a position was legal, ignored or refused. Raises LayoutError for a position it lacks."""
+        return explain(self._log, position)
+
+    def why_block(
+        self,
+        group: int,
+        block: int,
+        *,
+        until: Position | None = None,
+        lives: int = LIVES_FOLDED,
+        events: int = EVENTS_FOLDED,
+    ) -> BlockLife:
+        """The life of one device block: owners, holders of each area, writes. Raises as `block_life.why_block`."""
+        return why_block(self._log, Block(group, block), until=until, lives=lives, events=events)
+
+    def diff(self, other: "Ledger", *, every_event: bool = False, progress: Progress | None = None) -> Parting:
+        """The first event in which two ledgers differ, and the states there."""
+        return diff(self._log, other._log, every_event=every_event, progress=progress)
+
+    def stats(self) -> Stats:
+        """Events and bytes by type, and how operations ended."""
+        return stats(self._log)
+
+    def table(self, where: Where | None = None) -> "pa.Table":
+        """Events as an Arrow table. Raises SettingsError where pyarrow is not installed."""
+        from kvsweep.ledger.arrow import table_of
+
+        return table_of(self.find(where or Where()))
+
+    # ---- parts
 
     def _frames(self, request: RequestKey | None, until: Position) -> Iterator[Frame]:
-        state = EMPTY
-        for record in self._log.read():
+        state, after = begin(self._log, 0)
+        for record in self._log.read(after=after):
             if record.position > until:
                 return
-            after = apply(state, record.event)
+            following = apply(state, record.event)
             if request is None or record.event.request == request:
-                yield Frame(position=record.position, event=record.event, before=state, after=after)
-            state = after
+                yield Frame(position=record.position, event=record.event, before=state, after=following)
+            state = following
 
     def _bound(self, until: Position | None) -> Position:
         last = self.last()
@@ -149,82 +252,3 @@ class Ledger:
         known = [stream.request for stream in self.streams()]
         if request not in known:
             raise LayoutError("request", f"one of the {len(known)} streams of this ledger", str(request))
-
-
-class _Verification:
-    """One pass over a log, remembering how far it came and what was compared last."""
-
-    def __init__(self, log: LogStore, until: Position, progress: Callable[[Position], None] | None) -> None:
-        self._log = log
-        self._until = until
-        self._progress = progress
-        self._state = EMPTY
-        self._digest = Digest()
-        self._position: Position = 0  # of the last event that was folded
-        self._replayed: dict[Position, str] = {0: self._digest.value(EMPTY)}
-        self._compared: tuple[str, str] | None = None
-
-    def run(self) -> Verified:
-        fault: tuple[Position | None, str] | None
-        try:
-            fault = self._fold(self._recorded())
-        except LogCorrupt as error:
-            fault = (error.position, error.detail)
-        except (KvsweepError, LookupError, ValueError) as error:
-            # A reducer that meets an event it never expected may fail in other ways than by refusing it.
-            fault = (self._position + 1, str(error) if isinstance(error, KvsweepError) else repr(error))
-        if fault is None:
-            fault = self._log.damage()
-        digest, recorded = self._compared or (self._digest.value(self._state), None)
-        position, message = fault or (None, "")
-        return Verified(
-            ok=fault is None,
-            events=self._position,
-            digest=digest,
-            recorded_digest=recorded,
-            position=position,
-            message=message,
-        )
-
-    def _recorded(self) -> set[Position]:
-        """Positions whose digest is needed: a digest of every state would cost a hash of the whole state an event."""
-        found: set[Position] = set()
-        # Damage ends this pass and is reported by the fold, which comes to the same place.
-        with contextlib.suppress(LogCorrupt):
-            for record in self._log.read():
-                if record.position > self._until:
-                    break
-                if isinstance(record.event, DigestRecorded):
-                    found.add(record.event.position)
-        return found
-
-    def _fold(self, wanted: Collection[Position]) -> tuple[Position, str] | None:
-        for record in self._log.read():
-            if record.position > self._until:
-                break
-            if self._progress is not None and record.position % PROGRESS_EVENTS == 0:
-                self._progress(record.position)
-            event = record.event
-            if isinstance(event, DigestRecorded):
-                fault = self._compare(record.position, event)
-                if fault is not None:
-                    return fault
-            self._state = apply(self._state, event)
-            self._digest.update(event)
-            self._position = record.position
-            if record.position in wanted:
-                self._replayed[record.position] = self._digest.value(self._state)
-        return self._check_laws()
-
-    def _compare(self, position: Position, event: DigestRecorded) -> tuple[Position, str] | None:
-        replayed = self._replayed.get(event.position)
-        if replayed is None:
-            return position, f"the digest of position {event.position} is recorded before that position"
-        self._compared = (replayed, event.digest)
-        if replayed != event.digest:
-            return event.position, f"the recorded digest is {event.digest}, replay gives {replayed}"
-        return self._check_laws()
-
-    def _check_laws(self) -> tuple[Position, str] | None:
-        broken = laws.check(self._state)
-        return (self._position, f"broken law: {'; '.join(broken)}") if broken else None

@@ -9,6 +9,8 @@ from kvsweep.ledger.codec import RULES, SCHEMA
 from kvsweep.ledger.errors import LayoutError, SequenceConflict, SettingsError, UnknownSchema
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import RequestKey
+from kvsweep.ledger.query import Where
+from kvsweep.ledger.state import State
 
 Position: TypeAlias = int
 """Place of an event in the whole ledger, dense from 1. 0 stands before the first event."""
@@ -31,6 +33,7 @@ class Header(Struct, frozen=True, kw_only=True):
     schema: int
     rules: int
     created_by: str  # version that began the ledger
+    first: Position = 1  # of the first event that is kept: what came before was dropped, by the retention asked for
 
 
 class Record(Struct, frozen=True, kw_only=True, gc=False):
@@ -38,14 +41,38 @@ class Record(Struct, frozen=True, kw_only=True, gc=False):
 
     position: Position
     event: Event
+    time: int = 0  # when its group was stored, in microseconds since 1970; 0 where that is not known
 
 
 class Stream(Struct, frozen=True, kw_only=True, gc=False):
     """One life of one request, or the pool's facts."""
 
     request: RequestKey
-    events: int
+    events: int  # of its whole life, those that were dropped included
     last: Position  # of its last event
+
+
+class Snapshot(Struct, frozen=True, kw_only=True):
+    """What the fold gave at a position, so that it need not begin at the beginning."""
+
+    position: Position
+    digest: str  # of the whole history up to here
+    chain: bytes  # where the digest goes on
+    state: State
+
+
+class Rotation(Struct, frozen=True, kw_only=True):
+    """When a ledger goes on in another file, and when old files are removed. Both happen at snapshots only.
+
+    A file goes once all files together have more bytes than `keep_bytes`, or once its youngest event is older than
+    `keep_s`; but not while it holds events of a life that has not been closed, unless the files have twice the bytes.
+    """
+
+    snapshot_events: int = 20_000  # between snapshots, at the least
+    file_bytes: int = 2**30
+    file_s: float = 24 * 3600.0
+    keep_bytes: int = 16 * 2**30
+    keep_s: float = 30 * 24 * 3600.0
 
 
 class LogStore(Protocol):
@@ -98,8 +125,35 @@ class LogStore(Protocol):
         was written.
         """
 
+    def find(self, where: Where, *, newest_first: bool = False) -> Iterator[Record]:
+        """Records that meet the conditions, and of a rank or a block maybe some that do not, in order of position.
+
+        Bodies of other records are not decoded. What is stored at the time of the call; raises LogCorrupt as `read`.
+        """
+
     def requests(self) -> list[Stream]:
         """Every stream, in the order of its first event."""
+
+    def files(self) -> list[tuple[str, int]]:
+        """(path, bytes) of every file that keeps it, the oldest first; none for a ledger in memory."""
+
+    def tally(self) -> list[tuple[str, int, int]]:
+        """(event type, events, bytes of them encoded), by what stands beside the bodies."""
+
+    def snapshot(self, until: Position | None = None) -> Snapshot | None:
+        """The newest snapshot, or the newest at or before a position. None: the fold begins at the beginning.
+
+        A ledger whose first events were dropped always has one, just before its first event.
+        """
+
+    def snapshot_due(self) -> bool:
+        """Whether enough has been appended since the last snapshot for another one."""
+
+    def keep_snapshot(self, snapshot: Snapshot) -> None:
+        """Store what the fold gave at the last appended position; a store that queues does it when its turn comes.
+
+        Raises LogError as `append` does, and SequenceConflict for another position.
+        """
 
     def damage(self) -> tuple[Position | None, str] | None:
         """What the store's own check of its structure finds: the position if it knows one, and a sentence."""
@@ -111,11 +165,14 @@ class LogStore(Protocol):
         """
 
 
-def open_log(url: str, *, read_only: bool = False, queue: QueueBounds | None = None) -> LogStore:
+def open_log(
+    url: str, *, read_only: bool = False, queue: QueueBounds | None = None, rotation: Rotation | None = None
+) -> LogStore:
     """Open "memory:" (new and empty) or "sqlite:PATH" (begun if it does not exist and may be written).
 
     queue  with bounds, a thread writes the file and `append` waits for nothing; None stores within `append`. A ledger
            in memory has nothing to wait for and never queues.
+    rotation  of a file that is written; None: as the defaults say
 
     Raises SettingsError for any other url, LogError when the ledger cannot be opened, UnknownSchema when it was
     written by a newer version.
@@ -132,10 +189,10 @@ def open_log(url: str, *, read_only: bool = False, queue: QueueBounds | None = N
         from kvsweep.ledger.sqlite import SqliteLog
 
         if queue is None or read_only:
-            return SqliteLog(path, read_only=read_only)
+            return SqliteLog(path, read_only=read_only, rotation=rotation)
         from kvsweep.ledger.store_queue import QueuedLog
 
-        writer = SqliteLog(path, any_thread=True)
+        writer = SqliteLog(path, any_thread=True, rotation=rotation)
         return QueuedLog(writer, reader=lambda: SqliteLog(path, read_only=True), bounds=queue)
     raise SettingsError("log.url", '"memory:" or "sqlite:PATH"', repr(url))
 

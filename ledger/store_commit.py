@@ -1,28 +1,39 @@
-"""How a group of batches gets into the SQLite file: one statement, whatever the number of its rows.
+"""How a group of batches gets into the file: one statement, whatever the number of its events.
 
-The statement runs without Python's lock. Row by row, each row would ask for that lock again, and a thread that computes
-gives it up only every few milliseconds: a group then takes seconds where it takes milliseconds.
+The statement runs without Python's lock, and a thread that asks for that lock beside one that computes gets it only
+every few milliseconds. So the writer inserts one row into a temporary view, and a trigger, which runs inside the
+database, puts the group, its places and new request ids where they belong.
 """
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 
-from kvsweep.ledger.event_base import Event
-from kvsweep.ledger.store import Position
-from kvsweep.ledger.store_format import row_of
+from kvsweep.ledger.store_file import Database
+from kvsweep.ledger.store_format import Group
 
 NAMES: Final = 16384  # request ids whose number is remembered
 
 NAMES_A_STATEMENT: Final = 4096
 
-_PLAIN: Final = ", ".join(f"json_extract(value, '$[{column}]')" for column in range(7))
-_LOG: Final = (
-    f"INSERT INTO log SELECT {_PLAIN}, substr(?2, json_extract(value, '$[8]'), json_extract(value, '$[9]')), "
-    "json_extract(value, '$[7]') FROM json_each(?1)"
+_VIEW: Final = (
+    "CREATE TEMP VIEW intake AS SELECT 0 AS first, 0 AS events, 0 AS time, 0 AS crc, x'' AS crcs, '' AS plain, "
+    "x'' AS body, '' AS places, '' AS names"
 )
+_TRIGGER: Final = (
+    "CREATE TEMP TRIGGER take INSTEAD OF INSERT ON intake BEGIN "
+    "INSERT INTO requests SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(NEW.names); "
+    "INSERT INTO groups VALUES (NEW.first, NEW.events, NEW.time, NEW.crc, NEW.crcs, NEW.plain, NEW.body); "
+    "INSERT INTO places SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'), "
+    "json_extract(value, '$[3]'), json_extract(value, '$[4]'), NEW.first, json_extract(value, '$[5]'), "
+    "json_extract(value, '$[6]') FROM json_each(NEW.places); "
+    "END"
+)
+_TAKE: Final = "INSERT INTO intake VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+NewNames = list[tuple[int, str]]
 
 
 class Names:
@@ -35,10 +46,10 @@ class Names:
         self._known: dict[str, int] = dict(reversed(latest))
         self._complete = len(self._known) == self._next - 1
 
-    def assign(self, ids: Iterable[str]) -> tuple[dict[str, int], list[tuple[int, str]]]:
+    def assign(self, ids: Iterable[str]) -> tuple[dict[str, int], NewNames]:
         """(number of each id, those that are not in the file yet)."""
         numbers: dict[str, int] = {}
-        new: list[tuple[int, str]] = []
+        new: NewNames = []
         for name in ids:
             if name in numbers:
                 continue
@@ -52,7 +63,7 @@ class Names:
             numbers[name] = number
         return numbers, new
 
-    def keep(self, numbers: dict[str, int], new: list[tuple[int, str]]) -> None:
+    def keep(self, numbers: dict[str, int], new: NewNames) -> None:
         """They are in the file now."""
         self._next += len(new)
         for name, number in numbers.items():
@@ -63,28 +74,34 @@ class Names:
             self._complete = False
 
 
-def commit(
-    db: sqlite3.Connection, names: Names, batch: Sequence[Event], bodies: Sequence[bytes], last: Position
-) -> None:
-    """Store events behind position `last`, all or none; a second statement only where a request id is new."""
-    numbers, new = names.assign(event.request.request_id for event in batch)
-    at, rows = 1, []
-    for position, (event, body) in enumerate(zip(batch, bodies, strict=True), last + 1):
-        *plain, _, crc = row_of(position, numbers[event.request.request_id], event, body)
-        rows.append((*plain, crc, at, len(body)))
-        at += len(body)
-    plain_rows, all_bodies = msgspec.json.encode(rows).decode(), b"".join(bodies)
-    if new:
-        db.execute("BEGIN IMMEDIATE")
-        for start in range(0, len(new), NAMES_A_STATEMENT):
-            _insert_names(db, new[start : start + NAMES_A_STATEMENT])
-    db.execute(_LOG, (plain_rows, all_bodies))
-    if new:
-        db.execute("COMMIT")
-    names.keep(numbers, new)
+class Intake:
+    """The writer's way into a file. Raises the database's own errors; then nothing of the group is stored."""
 
+    def __init__(self, db: Database) -> None:
+        self._db = db.raw
+        self._db.execute(_VIEW)
+        self._db.execute(_TRIGGER)
 
-def _insert_names(db: sqlite3.Connection, new: list[tuple[int, str]]) -> None:
-    # Bound, not within JSON, where SQLite would end an id at its first NUL.
-    values = ", ".join(["(?, ?)"] * len(new))
-    db.execute(f"INSERT INTO requests (rid, id) VALUES {values}", [field for row in new for field in row])
+    def store(self, group: Group, new: NewNames) -> None:
+        """The group and the request ids that are new in it, all or none."""
+        # Within JSON, SQLite would end an id at its first NUL. Such ids go before, in the same transaction.
+        bound = [row for row in new if "\0" in row[1]]
+        plain = msgspec.json.encode([row for row in new if "\0" not in row[1]] if bound else new).decode()
+        row = (group.first, group.events, group.time, group.crc, group.crcs, group.plain, group.body, group.places)
+        if not bound:
+            self._db.execute(_TAKE, (*row, plain))
+            return
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            for start in range(0, len(bound), NAMES_A_STATEMENT):
+                self._insert_names(bound[start : start + NAMES_A_STATEMENT])
+            self._db.execute(_TAKE, (*row, plain))
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+    def _insert_names(self, new: NewNames) -> None:
+        values = ", ".join(["(?, ?)"] * len(new))
+        self._db.execute(f"INSERT INTO requests (rid, id) VALUES {values}", [field for row in new for field in row])

@@ -14,27 +14,39 @@ STREAMS: Final = 16384  # remembered; of those that have been silent longest the
 class Fence:
     """Next sequence number of the latest streams. Knows whether it knows all, so that a new stream costs no question.
 
-    look_up  the stored stream's next number, 0 where there is none; asked only once streams have been forgotten
+    look_up  the stored stream's next number, 0 where there is none; asked only of streams that are not known
+    complete  whether `streams` are all that are stored
     """
 
     def __init__(
-        self, streams: Iterable[Stream], look_up: Callable[[RequestKey], int], *, limit: int = STREAMS
+        self,
+        streams: Iterable[Stream],
+        look_up: Callable[[RequestKey], int],
+        *,
+        limit: int = STREAMS,
+        complete: bool = True,
     ) -> None:
         self._look_up, self._limit = look_up, limit
         self._next: dict[RequestKey, int] = {}
-        self._complete = True
+        self._complete = complete
         self.advance({stream.request: stream.events for stream in streams})
 
     def check(self, batch: Sequence[Event]) -> dict[RequestKey, int]:
         """Next numbers once the batch is stored. Raises SequenceConflict with the expected and the found number."""
         following: dict[RequestKey, int] = {}
+        request, expected = None, 0
         for event in batch:
-            expected = following.get(event.request)
-            if expected is None:
-                expected = self._expected(event)
+            if event.request is not request:  # one turn's events share the key, and a key's hash costs
+                if request is not None:
+                    following[request] = expected
+                request = event.request
+                known = following.get(request)
+                expected = self._expected(event) if known is None else known
             if event.seq != expected:
-                raise SequenceConflict(event.request, expected, event.seq)
-            following[event.request] = expected + 1
+                raise SequenceConflict(request, expected, event.seq)
+            expected += 1
+        if request is not None:
+            following[request] = expected
         return following
 
     def advance(self, following: dict[RequestKey, int]) -> None:

@@ -1,59 +1,223 @@
-"""The SQLite file's format: its tables, and rows that carry a checksum over everything they say."""
+"""Files of schema 2, a row a group of events: tables, and rows that carry checksums over everything they say.
 
+A group's bodies stand one behind the other in one value, so that storing a group costs a row and not one an event. The
+plain columns of its events stand beside them as JSON, which view `events` lays out for any SQLite tool. `places` finds
+the events of one life: a row for every run of them within a group.
+"""
+
+import struct
 import zlib
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeAlias, get_type_hints
 
 import msgspec
 
-from kvsweep.ledger.codec import decode
+from kvsweep.ledger.codec import EVENT_TYPES, decode, decode_batch, split_batch
 from kvsweep.ledger.errors import LogCorrupt, LogError
 from kvsweep.ledger.event_base import Event
-from kvsweep.ledger.store import Position, Record
+from kvsweep.ledger.ids import Operation
+from kvsweep.ledger.store import Position
+from kvsweep.ledger.store_file import Row
 
-APPLICATION_ID: Final = 0x6B767377  # "kvsw": how `file` and a reader know the file
+SCHEMA: Final = 2
 
 TABLES: Final = {
     "header": "CREATE TABLE header (id INTEGER PRIMARY KEY CHECK (id = 1), schema INTEGER NOT NULL, "
-    "rules INTEGER NOT NULL, created_by TEXT NOT NULL, crc INTEGER NOT NULL)",
+    "rules INTEGER NOT NULL, created_by TEXT NOT NULL, first INTEGER NOT NULL, crc INTEGER NOT NULL)",
     "requests": "CREATE TABLE requests (rid INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE)",
-    "log": "CREATE TABLE log (position INTEGER PRIMARY KEY, rid INTEGER NOT NULL, epoch INTEGER NOT NULL, "
-    "seq INTEGER NOT NULL, type TEXT NOT NULL, operation_id INTEGER, rank INTEGER, body BLOB NOT NULL, "
-    "crc INTEGER NOT NULL, UNIQUE (rid, epoch, seq))",
-    "events": "CREATE VIEW events AS SELECT position, id AS request, epoch, seq, type, operation_id, rank, "
-    "length(body) AS bytes, body FROM log JOIN requests USING (rid)",
+    "groups": "CREATE TABLE groups (first INTEGER PRIMARY KEY, events INTEGER NOT NULL, time INTEGER NOT NULL, "
+    "crc INTEGER NOT NULL, crcs BLOB NOT NULL, plain TEXT NOT NULL, body BLOB NOT NULL)",
+    "places": "CREATE TABLE places (rid INTEGER NOT NULL, epoch INTEGER NOT NULL, seq INTEGER NOT NULL, "
+    "events INTEGER NOT NULL, position INTEGER NOT NULL, first INTEGER NOT NULL, offset INTEGER NOT NULL, "
+    "bytes INTEGER NOT NULL, PRIMARY KEY (rid, epoch, seq)) WITHOUT ROWID",
+    "snapshots": "CREATE TABLE snapshots (position INTEGER PRIMARY KEY, digest TEXT NOT NULL, chain BLOB NOT NULL, "
+    "state BLOB NOT NULL, crc INTEGER NOT NULL)",
+    "events": "CREATE VIEW events AS SELECT first + key AS position, time / 1e6 AS time, requests.id AS request, "
+    "json_extract(value, '$[1]') AS epoch, json_extract(value, '$[2]') AS seq, json_extract(value, '$[3]') AS type, "
+    "json_extract(value, '$[4]') AS operation_id, json_extract(value, '$[5]') AS rank, "
+    "json_extract(value, '$[7]') AS bytes, "
+    "substr(body, 1 + json_extract(value, '$[6]'), json_extract(value, '$[7]')) AS body "
+    "FROM groups, json_each(plain) JOIN requests ON rid = json_extract(value, '$[0]')",
 }
 
-COLUMNS: Final = "position, id, epoch, seq, type, operation_id, rank, body, crc"
-"""What `record_of` takes, from log LEFT JOIN requests: a request that is gone must show as a wrong checksum."""
+GROUP_COLUMNS: Final = "first, events, time, crc, crcs, plain, body"
 
-Row: TypeAlias = tuple[Any, ...]
+Plain: TypeAlias = tuple[int, int, int, str, int | None, int | None, int, int]
+"""rid, epoch, seq, type, operation id, rank, offset of the body, its bytes: what stands beside an event's body."""
+
+Place: TypeAlias = tuple[int, int, int, int, int, int, int]
+"""rid, epoch, number of the first event, events, position, offset, bytes: one life's run of events in a group."""
+
+_JSON: Final = msgspec.json.Encoder()
+_PLAIN: Final[msgspec.json.Decoder[list[Plain]]] = msgspec.json.Decoder(list[Plain])
+
+_NAMED: Final[Mapping[type[Event], tuple[str, bool, bool]]] = {
+    kind: (name, get_type_hints(kind).get("operation") in (Operation, Operation | None), "rank" in get_type_hints(kind))
+    for name, kind in EVENT_TYPES.items()
+}
+"""Event type -> its name, whether it has an operation, whether it has a rank."""
 
 
-def crc_of(*columns: object, body: bytes = b"") -> int:
-    """CRC-32 over plain columns and a body."""
-    return zlib.crc32(body, zlib.crc32(msgspec.msgpack.encode(columns)))
+def crc_of(*columns: object) -> int:
+    """CRC-32 over the columns of a row."""
+    return zlib.crc32(msgspec.msgpack.encode(columns))
 
 
-def row_of(position: Position, rid: int, event: Event, body: bytes) -> Row:
-    """Columns of table log. The checksum covers the whole request id and not the number that stands for it."""
-    operation = getattr(event, "operation", None)
-    plain = (
-        event.request.request_epoch,
-        event.seq,
-        type(event).__name__,
-        operation.operation_id if operation else None,
-        getattr(event, "rank", None),
+class Group(msgspec.Struct, frozen=True):
+    """A group as it goes into the file. `places` is JSON of Place."""
+
+    first: Position
+    events: int
+    time: int
+    crc: int
+    crcs: bytes
+    plain: str
+    body: bytes
+    places: str
+
+
+def pack(
+    batch: Sequence[Event], bodies: Sequence[bytes], numbers: Mapping[str, int], first: Position, time: int
+) -> Group:
+    """A group of events.
+
+    numbers  the number of each request id
+    first    position of the first event
+    time     microseconds since 1970
+    """
+    plain: list[Plain] = []
+    places: list[list[int]] = []
+    crcs: list[int] = []
+    crc, offset, run = 0, 0, [-1, -1, 0, 0, 0, 0, 0]
+    for index, (event, body) in enumerate(zip(batch, bodies, strict=True)):
+        request, seq, size = event.request, event.seq, len(body)
+        name, has_operation, has_rank = _NAMED[type(event)]
+        operation: Operation | None = event.operation if has_operation else None  # type: ignore[attr-defined]
+        rid = numbers[request.request_id]
+        crc = zlib.crc32(body, crc)
+        crcs.append(crc)
+        plain.append(
+            (
+                rid,
+                request.request_epoch,
+                seq,
+                name,
+                operation.operation_id if operation is not None else None,
+                event.rank if has_rank else None,  # type: ignore[attr-defined]
+                offset,
+                size,
+            )
+        )
+        if run[0] == rid and run[1] == request.request_epoch:
+            run[3] += 1
+            run[6] += size
+        else:
+            run = [rid, request.request_epoch, seq, 1, first + index, offset, size]
+            places.append(run)
+        offset += size
+    text, checksums = _JSON.encode(plain).decode(), struct.pack(f"<{len(crcs)}I", *crcs)
+    return Group(
+        first=first,
+        events=len(plain),
+        time=time,
+        crc=crc_of(first, len(plain), time, checksums, text),
+        crcs=checksums,
+        plain=text,
+        body=b"".join(bodies),
+        places=_JSON.encode(places).decode(),
     )
-    return (position, rid, *plain, body, crc_of(position, event.request.request_id, *plain, body=body))
 
 
-def record_of(row: Row) -> Record:
-    """Record of a row of COLUMNS. Raises LogCorrupt with its position."""
-    *plain, body, crc = row
-    position: Position = row[0]
-    if not isinstance(body, bytes) or crc != crc_of(*plain, body=body):
-        raise LogCorrupt(position, "the row does not have the checksum that it was written with")
+def unpack(row: Row) -> list[Event]:
+    """Events of a row of GROUP_COLUMNS. Raises LogCorrupt with the position of the first that is not as written."""
+    first, crcs, plain, body = expect_group(row)
+    events = decode_batch(body, len(crcs) // 4)
+    if events is not None:
+        return events
+    return [_decoded(first + index, body, entry) for index, entry in enumerate(plain_of(first, plain))]
+
+
+def unpack_before(row: Row, position: Position) -> list[Event]:
+    """Events of a damaged row of GROUP_COLUMNS before the one at which `unpack` finds the damage."""
+    first, _, _, _, _, plain, body = row
+    if position == first:
+        return []
+    return [_decoded(first + at, body, entry) for at, entry in enumerate(plain_of(first, plain)[: position - first])]
+
+
+def unpack_some(row: Row, wanted: Callable[[Plain], bool]) -> list[tuple[Position, Event]]:
+    """Those events of a row of GROUP_COLUMNS whose plain columns are wanted; the others are not decoded."""
+    first, _, plain, body = expect_group(row)
+    return [
+        (first + index, _decoded(first + index, body, entry))
+        for index, entry in enumerate(plain_of(first, plain))
+        if wanted(entry)
+    ]
+
+
+def expect_group(row: Row) -> tuple[Position, bytes, str, bytes]:
+    """(first, crcs, plain, body) of a row. Raises LogCorrupt unless they are those that were written."""
+    first, events, time, crc, crcs, plain, body = row
+    typed = isinstance(crcs, bytes) and isinstance(plain, str) and isinstance(body, bytes)
+    if not typed or crc != crc_of(first, events, time, crcs, plain) or not events or len(crcs) != 4 * events:
+        raise LogCorrupt(first, "its group does not have the checksum that it was written with")
+    if zlib.crc32(body) != _word(crcs, -1):
+        raise _damaged(first, crcs, plain, body)
+    return first, crcs, plain, body
+
+
+def plain_of(first: Position, plain: str) -> list[Plain]:
+    """What stands beside the bodies of a group. Raises LogCorrupt."""
     try:
-        return Record(position=position, event=decode(body))
+        return _PLAIN.decode(plain)
+    except msgspec.DecodeError as error:
+        raise LogCorrupt(first, f"its group's plain columns cannot be read: {error}") from error
+
+
+def unpack_run(position: Position, events: int, first: Position, crcs: object, body: object) -> list[Event]:
+    """Events of one life's run within a group. Raises LogCorrupt.
+
+    position, events  of the run
+    first, crcs       of its group
+    body              the run's bodies
+    """
+    index = position - first
+    if not isinstance(crcs, bytes) or not isinstance(body, bytes) or not 0 <= index < index + events <= len(crcs) // 4:
+        raise LogCorrupt(position, "the event stands outside its group")
+    if zlib.crc32(body, _word(crcs, index - 1) if index else 0) != _word(crcs, index + events - 1):
+        raise LogCorrupt(position, "the event or one after it does not have the checksum that it was written with")
+    found = decode_batch(body, events)
+    if found is not None:
+        return found
+    pieces, found = split_batch(body, events), []
+    for at, piece in enumerate(pieces, position):
+        try:
+            found.append(decode(piece))
+        except LogError as error:
+            raise LogCorrupt(at, str(error)) from error
+    if len(found) != events:
+        raise LogCorrupt(position + len(found), f"expected {events} events from {position} on, got {len(found)}")
+    return found
+
+
+def _damaged(first: Position, crcs: bytes, plain: str, body: bytes) -> LogCorrupt:
+    """At the first event whose running checksum is another."""
+    crc = 0
+    for index, entry in enumerate(plain_of(first, plain)):
+        crc = zlib.crc32(body[entry[6] : entry[6] + entry[7]], crc)
+        if crc != _word(crcs, index):
+            return LogCorrupt(first + index, "the event does not have the checksum that it was written with")
+    return LogCorrupt(first, "its group has bytes that belong to no event")
+
+
+def _decoded(position: Position, body: bytes, entry: Plain) -> Event:
+    try:
+        return decode(body[entry[6] : entry[6] + entry[7]])
     except LogError as error:
         raise LogCorrupt(position, str(error)) from error
+
+
+def _word(data: bytes, index: int) -> int:
+    """The index-th little-endian 32-bit word."""
+    at = 4 * index if index >= 0 else len(data) + 4 * index
+    return int.from_bytes(data[at : at + 4], "little")

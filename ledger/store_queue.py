@@ -14,11 +14,25 @@ from kvsweep.ledger.codec import encode_batch
 from kvsweep.ledger.errors import LogError
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import RequestKey
-from kvsweep.ledger.store import Header, Level, LogStore, Position, QueueBounds, Record, Stream, expect_position
+from kvsweep.ledger.query import Where
+from kvsweep.ledger.store import (
+    Header,
+    Level,
+    LogStore,
+    Position,
+    QueueBounds,
+    Record,
+    Snapshot,
+    Stream,
+    expect_position,
+)
 from kvsweep.ledger.store_fence import Fence
+from kvsweep.ledger.store_pace import Pace
 from kvsweep.ledger.store_watch import Watcher, Watchers
 
-GROUP_EVENTS: Final = 4096  # a larger backlog is stored in several groups, so that acknowledgements keep coming
+# A larger backlog is stored in several groups, so that acknowledgements keep coming and no row is huge.
+GROUP_EVENTS: Final = 4096
+GROUP_BYTES: Final = 2**20
 
 
 class Backing(LogStore, Protocol):
@@ -27,6 +41,11 @@ class Backing(LogStore, Protocol):
     def append_encoded(self, batch: Sequence[Event], bodies: Sequence[bytes], *, level: Level) -> Position: ...
 
     def following(self, request: RequestKey) -> int: ...
+
+    @property
+    def pace(self) -> Pace: ...
+
+    def fence(self, look_up: Callable[[RequestKey], int]) -> Fence: ...
 
 
 class _Batch:
@@ -43,7 +62,7 @@ class _End:
     """Ends the thread."""
 
 
-_Item: TypeAlias = _Batch | threading.Event | _End
+_Item: TypeAlias = _Batch | Snapshot | threading.Event | _End
 
 
 class QueuedLog:
@@ -56,7 +75,6 @@ class QueuedLog:
     queues: Final = True
 
     def __init__(self, backing: Backing, *, reader: Callable[[], LogStore], bounds: QueueBounds) -> None:
-        self.header: Header = backing.header
         self._backing, self._open_reader, self._bounds = backing, reader, bounds
         self._reader: LogStore | None = None
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
@@ -67,11 +85,16 @@ class QueuedLog:
         self._given_bytes = self._stored_bytes = 0
         self._failed: LogError | None = None
         self._closed = False
-        self._fence = Fence(backing.requests(), self._look_up)
+        self._fence = backing.fence(self._look_up)
+        self._pace = backing.pace
         self._thread = threading.Thread(target=self._run, name="kvsweep-ledger", daemon=True)
         self._thread.start()
 
     # ---- the owner's side
+
+    @property
+    def header(self) -> Header:
+        return self._backing.header
 
     def append(self, batch: Sequence[Event], *, expected: Position | None = None, level: Level = "power") -> Position:
         self._expect_writing()
@@ -82,6 +105,7 @@ class QueuedLog:
         self._fence.advance(self._fence.check(batch))
         self._last += len(batch)
         self._given_bytes += given.size
+        self._pace.added(len(batch), given.size)
         self._queue.put(given)
         return self._last
 
@@ -107,8 +131,29 @@ class QueuedLog:
     def read(self, request: RequestKey | None = None, *, after: Position = 0) -> Iterator[Record]:
         return self._stored().read(request, after=after)
 
+    def find(self, where: Where, *, newest_first: bool = False) -> Iterator[Record]:
+        return self._stored().find(where, newest_first=newest_first)
+
     def requests(self) -> list[Stream]:
         return self._stored().requests()
+
+    def files(self) -> list[tuple[str, int]]:
+        return self._stored().files()
+
+    def tally(self) -> list[tuple[str, int, int]]:
+        return self._stored().tally()
+
+    def snapshot(self, until: Position | None = None) -> Snapshot | None:
+        return self._stored().snapshot(until)
+
+    def snapshot_due(self) -> bool:
+        return self.header.rules > 1 and self._pace.snapshot_due()
+
+    def keep_snapshot(self, snapshot: Snapshot) -> None:
+        self._expect_writing()
+        expect_position(snapshot.position, self._last)
+        self._pace.asked()
+        self._queue.put(snapshot)
 
     def damage(self) -> tuple[Position | None, str] | None:
         return self._stored().damage()
@@ -155,9 +200,12 @@ class QueuedLog:
     def _run(self) -> None:
         while True:
             group, mark = self._take()
-            if group and self._failed is None:
+            if (group or isinstance(mark, Snapshot)) and self._failed is None:
                 try:
-                    self._store(group)
+                    if group:
+                        self._store(group)
+                    if isinstance(mark, Snapshot):
+                        self._backing.keep_snapshot(mark)
                 except BaseException as error:  # noqa: BLE001 - whatever ends the writing has to reach the owner
                     wrong = f"ledger's writer ended behind position {self._durable['process']}: {error!r}"
                     self._failed = error if isinstance(error, LogError) else LogError(wrong)
@@ -172,12 +220,13 @@ class QueuedLog:
     def _take(self) -> tuple[list[_Batch], _Item | None]:
         """What has gathered, up to a mark or a group's size; waits for the first."""
         group: list[_Batch] = []
-        events = 0
+        events = size = 0
         item = self._queue.get()
         while isinstance(item, _Batch):
             group.append(item)
             events += len(item.events)
-            if events >= GROUP_EVENTS:
+            size += item.size
+            if events >= GROUP_EVENTS or size >= GROUP_BYTES:
                 return group, None
             try:
                 item = self._queue.get_nowait()

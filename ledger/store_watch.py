@@ -1,8 +1,10 @@
-"""Who is told when a ledger's durable position moves on."""
+"""What happens around a ledger that is written: who is told how far it is, and what becomes of its files."""
 
+import os
 from collections.abc import Callable
 from typing import TypeAlias
 
+from kvsweep.ledger.errors import LogError
 from kvsweep.ledger.store import Position
 
 Watcher: TypeAlias = Callable[[Position], None]
@@ -26,3 +28,28 @@ class Watchers:
     def tell(self, position: Position) -> None:
         for watcher in self._watchers:
             watcher(position)
+
+
+class Presence:
+    """Notices that a ledger's file, or its write-ahead file, was removed, replaced or shortened under its writer.
+
+    SQLite would go on writing into files that nobody can open any more.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._paths = (path, f"{path}-wal")
+        self._seen: dict[str, tuple[int, int, int]] = {}
+
+    def expect(self) -> None:
+        """Raise LogError for what happened to a file since the last call."""
+        for path in self._paths:
+            try:
+                found = os.stat(path)
+            except FileNotFoundError as error:
+                raise LogError(f"{path} was removed under its writer") from error
+            inode, device, size = self._seen.get(path, (found.st_ino, found.st_dev, 0))
+            if (found.st_ino, found.st_dev) != (inode, device):
+                raise LogError(f"{path} was replaced under its writer")
+            if found.st_size < size:
+                raise LogError(f"{path} was shortened under its writer: expected {size} bytes, got {found.st_size}")
+            self._seen[path] = (inode, device, found.st_size)

@@ -6,7 +6,7 @@ from typing import TypeAlias
 from kvsweep.ledger import events as e
 from kvsweep.ledger import fold, messages
 from kvsweep.ledger.errors import Refused, UsageError
-from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.event_base import RankEpochs
 from kvsweep.ledger.ids import HOLE, POOL, Operation, RequestKey
 from kvsweep.ledger.messages import Command, Effect, Refusal, Release, Report, Reserve, Reserved, Turn
 from kvsweep.ledger.state import EMPTY, Remembered, RequestState, State
@@ -25,11 +25,11 @@ Message: TypeAlias = Command | Report
 class Core:
     """One synchronous object. `handle` stages a turn; `adopt` it once its events are in the log, or `discard` it."""
 
-    def __init__(self, settings: Settings, *, history: Iterable[Event] = ()) -> None:
+    def __init__(self, settings: Settings, *, state: State = EMPTY) -> None:
         self.settings = settings
         self.steps = OpenSteps(settings.limits.open_steps)
         self._context = Context(settings, self.steps)
-        self._state = fold.apply_all(EMPTY, history)
+        self._state = state
         self._staged: State | None = None
 
     def fork(self) -> "Core":
@@ -58,6 +58,17 @@ class Core:
         batch.state = fold.apply(batch.state, fact)
         batch.events.append(fact)
         return self._stage(batch, Turn(outcome="accepted"))
+
+    def recover(self, evidence: str, kernels: str, ranks: RankEpochs, producer_epoch: int) -> Turn:
+        """Go on where an earlier process stopped: end all that its ranks had, then let these processes live.
+
+        ranks  every rank with the epoch of its new process, above the one that the state knows
+        producer_epoch  of the process that holds the CPU's KV: the known one, or a newer one
+        """
+        batch = Batch(self._state)
+        decide_process.recover(batch, evidence, kernels, ranks, producer_epoch)
+        everybody = [request.key for request in batch.state.requests.values() if request.life != "CLOSED"]
+        return self._finish(batch, Turn(outcome="accepted"), *everybody)
 
     def handle(self, message: Message) -> Turn:
         """Decide on one message. Nothing changes until `adopt`; a second message waits for that.

@@ -1,8 +1,9 @@
 """Restarts: what a process that ended can no longer do, and what a new one has to be told again."""
 
 from kvsweep.ledger import events as e
-from kvsweep.ledger.ids import POOL, RequestKey, no_rows
-from kvsweep.ledger.messages import Acknowledge, ProcessLost, ProcessStarted, PublishKeepMap
+from kvsweep.ledger.event_base import Implementation, RankEpochs
+from kvsweep.ledger.ids import POOL, RequestKey, Rows, Slot, no_rows
+from kvsweep.ledger.messages import Acknowledge, Cancel, ProcessLost, ProcessStarted, PublishKeepMap
 from kvsweep.ledger.pool_events import Difference
 from kvsweep.ledger.state import PREFIXES_KEPT
 from kvsweep.runtime.advance import abort, abort_what_can_turn_back
@@ -85,6 +86,29 @@ def _end_epoch(batch: Batch, rank: int, process_epoch: int) -> None:
     evict(batch, PREFIXES_KEPT)
 
 
+def recover(batch: Batch, evidence: str, kernels: str, ranks: RankEpochs, producer_epoch: int) -> None:
+    """An earlier process of the coordinator has ended: so has every rank's epoch that it knew, and every step.
+
+    What was open is aborted and settles, residency begins empty, and the producer hears again what waits for its word.
+    """
+    implementation = Implementation(kernels=kernels)
+    batch.emit(e.CoordinatorRestarted, POOL, evidence=evidence, implementation=implementation)
+    for rank, known in batch.state.pool.ranks:
+        if rank in batch.state.pool.lost:
+            _end_epoch(batch, rank, known)  # what began after it was lost has had no reader, and ends all the same
+        else:
+            _lost(batch, ProcessLost(rank=rank, process_epoch=known))
+    for rank, process_epoch in ranks:
+        _rank(batch, rank, process_epoch)
+    if producer_epoch == batch.state.pool.producer_epoch:
+        for request in batch.state.requests.values():
+            _say_again(batch, request.key)
+    else:
+        _producer(batch, producer_epoch)
+    # Nobody is left who could be told to stop.
+    batch.effects = [effect for effect in batch.effects if not isinstance(effect, Cancel)]
+
+
 def _producer(batch: Batch, process_epoch: int) -> str | None:
     pool = batch.state.pool
     if process_epoch == pool.producer_epoch:
@@ -111,14 +135,9 @@ def _say_again(batch: Batch, key: RequestKey) -> None:
     if upload.open is not None and upload.phase == "COMMITTED":
         batch.effect(Acknowledge(operation=upload.open.operation, generation=upload.open.generation))
     if upload.open is not None and upload.phase == "PUBLISHED":
-        # A preemption or the end of the request voids the map, and the lane waits for its acknowledgement all the same.
-        kept, active = request.keep_map, batch.state.pool.layout.active_layers
-        batch.effect(
-            PublishKeepMap(
-                operation=upload.open.operation,
-                selection_revision=request.selection_revision,
-                keep=kept.keep if kept is not None else no_rows(active),
-            )
-        )
+        # A residency that was lost since has no slots: the map is void, and the producer still owes its word.
+        keep: Rows[Slot] = request.keep_map.keep if request.keep_map else no_rows(batch.state.pool.layout.active_layers)
+        revision = request.selection_revision
+        batch.effect(PublishKeepMap(operation=upload.open.operation, selection_revision=revision, keep=keep))
     if retain.open is not None and retain.phase == "RETIRED":
         batch.effect(Acknowledge(operation=retain.open.operation, generation=retain.open.generation))

@@ -4,7 +4,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from kvsweep.ledger import events as e
@@ -22,9 +21,8 @@ from kvsweep.ledger.errors import (
     Unencodable,
     UsageError,
 )
-from kvsweep.ledger.event_base import Event, Implementation, Measured, RankEpochs
+from kvsweep.ledger.event_base import Event, Measured
 from kvsweep.ledger.ids import POOL, RequestKey
-from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.messages import (
     Abort,
     Acknowledged,
@@ -46,33 +44,24 @@ from kvsweep.ledger.messages import (
     Select,
     Turn,
 )
-from kvsweep.ledger.state import Residency, State, residency
-from kvsweep.ledger.store import LogStore, QueueBounds, open_log
+from kvsweep.ledger.state import EMPTY, Residency, State, residency
+from kvsweep.ledger.store import LogStore, QueueBounds, Rotation, Snapshot, open_log
 from kvsweep.runtime.clock import Clock, MachineClock, TurnClock
 from kvsweep.runtime.core import Core, Message
 from kvsweep.runtime.deadlines import Deadlines, settling, silent
 from kvsweep.runtime.handshake import handshake_fact
 from kvsweep.runtime.metrics import Metrics
 from kvsweep.runtime.outbox import Outbox
+from kvsweep.runtime.recovery import Folded, pools_of, recovered
 from kvsweep.runtime.settings import Settings
 from kvsweep.runtime.steps import HandedOut
+from kvsweep.runtime.world import World as World
 from kvsweep.transports.handshake import Capabilities, differences
-from kvsweep.transports.pools import CpuPool, DevicePools, Pools
+from kvsweep.transports.pools import Pools
 
 Reports = Done | Acknowledged | ProcessStarted | ProcessLost
 StartsWork = Select | Retain | OpenTail | SealTail | RegisterSources | PublishPrefix | AttachPrefix
 """Refused as `Busy` while the log is behind by its bound. Whatever ends work, or says that it has ended, never is."""
-
-
-class World(Struct, frozen=True, kw_only=True):
-    """Sizes and process epochs that a run starts with."""
-
-    layout: Layout
-    ranks: RankEpochs
-    producer_epoch: int
-    device_blocks: tuple[int, ...]  # a pool size for each group
-    cpu_full_blocks: int  # K
-    cpu_total_blocks: int  # N
 
 
 class Driver:
@@ -82,16 +71,23 @@ class Driver:
     """
 
     def __init__(
-        self, settings: Settings, log: LogStore, pools: Pools, *, clock: Callable[[], float], deadlines: Clock
+        self,
+        settings: Settings,
+        log: LogStore,
+        pools: Pools,
+        *,
+        clock: Callable[[], float],
+        deadlines: Clock,
+        folded: Folded | None = None,
     ) -> None:
         self.settings = settings
-        self.core = Core(settings)
+        self.core = Core(settings, state=folded.state if folded else EMPTY)
         self.log = log
         self.pools = pools
         self.metrics = Metrics()
         self.deadlines = deadlines
         self._clock = clock
-        self._digest = Digest()
+        self._digest = folded.digest if folded else Digest(log.header.rules)
         self._since_digest = 0
         self._outbox = Outbox(settings.log.ack)
         self._watchers: list[Callable[[Event], None]] = []
@@ -113,7 +109,11 @@ class Driver:
         clock: Callable[[], float] = time.perf_counter,
         deadlines: Clock | None = None,
     ) -> "Driver":
-        """Begin a new ledger with the run's configuration (J1). Raises LogError when the ledger is not empty.
+        """Begin a new ledger with the run's configuration (J1), or go on with one that an earlier process has left.
+
+        Going on, everything that ended with that process is aborted and settled in one batch before this returns.
+        Raises LogError where the ledger cannot be folded or began in another world, and for a rank whose process epoch
+        is not above the one that the ledger knows.
 
         log  a store that is open already, instead of the one that the settings name
         kernels  what copies, ranks and plans; recorded, and in no digest
@@ -126,14 +126,13 @@ class Driver:
                 raise SettingsError(
                     "$.log.writer", "inline with a clock that counts turns: a thread does not", "thread"
                 )
-            if store.requests():
-                raise LogError(f"{settings.log.url}: expected a new ledger, found one with events; give another path")
-            pools = Pools(
-                DevicePools(world.layout, world.device_blocks),
-                CpuPool(full_blocks=world.cpu_full_blocks, total_blocks=world.cpu_total_blocks),
-            )
-            driver = cls(settings, store, pools, clock=clock, deadlines=deadlines or MachineClock())
-            driver._take(driver.core.fact(_configured(world, evidence, kernels)))
+            folded = recovered(store, world) if store.durable() else None
+            pools = pools_of(world, folded.state) if folded else world.pools()
+            driver = cls(settings, store, pools, clock=clock, deadlines=deadlines or MachineClock(), folded=folded)
+            if folded is None:
+                driver._take(driver.core.fact(world.configured(evidence, kernels)))
+            else:
+                driver._take(driver.core.recover(evidence, kernels, world.ranks, world.producer_epoch))
         except BaseException:
             store.close()
             raise
@@ -363,34 +362,30 @@ class Driver:
 
     def _record_digest(self) -> None:
         self._since_digest = 0
-        seq, digest = self.state.pool.seq, self.digest()
-        fact = e.DigestRecorded(request=POOL, seq=seq, position=self._position, digest=digest)
-        self._take(self.core.fact(fact))
+        position, digest = self._position, self.digest()
+        if self.log.snapshot_due():
+            state, chain = self.state, self._digest.chain
+            self.log.keep_snapshot(Snapshot(position=position, digest=digest, chain=chain, state=state))
+        self._take(
+            self.core.fact(e.DigestRecorded(request=POOL, seq=self.state.pool.seq, position=position, digest=digest))
+        )
 
 
 def open_store(settings: Settings) -> LogStore:
     """The store that the settings name. Raises SettingsError or LogError as `open_log` does."""
     log = settings.log
     bounds = QueueBounds(bytes=log.queue_bytes, events=log.queue_events)
-    return open_log(log.url, queue=bounds if log.writer == "thread" else None)
+    rotation = Rotation(
+        snapshot_events=log.snapshot_events,
+        file_bytes=log.file_bytes,
+        file_s=log.file_s,
+        keep_bytes=log.keep_bytes,
+        keep_s=log.keep_s,
+    )
+    return open_log(log.url, queue=bounds if log.writer == "thread" else None, rotation=rotation)
 
 
 def _timed(event: Event, plan_s: float) -> Event:
     if isinstance(event, e.UploadPlanned | e.RetainPlanned):
         return replace(event, measured=Measured(plan_s=plan_s))
     return event
-
-
-def _configured(world: World, evidence: str, kernels: str) -> e.RunConfigured:
-    return e.RunConfigured(
-        request=POOL,
-        seq=0,
-        layout=world.layout,
-        ranks=world.ranks,
-        producer_epoch=world.producer_epoch,
-        device_blocks=world.device_blocks,
-        cpu_full_blocks=world.cpu_full_blocks,
-        cpu_total_blocks=world.cpu_total_blocks,
-        evidence=evidence,
-        implementation=Implementation(kernels=kernels),
-    )

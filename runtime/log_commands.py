@@ -1,55 +1,55 @@
 """`kvsweep log`: look back at a ledger. Nothing here writes to one."""
 
-import contextlib
 import itertools
-from collections import Counter, deque
-from collections.abc import Iterator
-from typing import Annotated, Final
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 from rich.text import Text
 
-from kvsweep.ledger.errors import KvsweepError, LayoutError, UsageError
-from kvsweep.ledger.explain import Figures, explain, figures, render
-from kvsweep.ledger.ids import POOL, RequestKey
+from kvsweep.ledger.facts import fact_of
+from kvsweep.ledger.ids import POOL
 from kvsweep.ledger.plain import named, plain_event
-from kvsweep.ledger.replay import Ledger, Verified
-from kvsweep.ledger.state import RequestState
+from kvsweep.ledger.query import Where
+from kvsweep.ledger.replay import Ledger
 from kvsweep.ledger.store import Position, Record
+from kvsweep.runtime.log_questions import diff, explain, replay, why_block
+from kvsweep.runtime.log_upkeep import export, stats, verify
+from kvsweep.runtime.log_view import (
+    After,
+    AsJson,
+    Before,
+    OnBlock,
+    Operation,
+    Rank,
+    Since,
+    Types,
+    Until,
+    Which,
+    Who,
+    answer,
+    conditions,
+    console,
+    lives_of,
+    opened,
+    table,
+    time_text,
+)
 
-DATA_FAULT: Final = 1
-USAGE_FAULT: Final = 2
+LIMIT: Final = 1000  # events that `events` shows unless asked for more
+SCREENFUL: Final = 500  # rows a table: a long answer is shown while it is read
+FOLLOW_S: Final = 0.2  # between two looks at a ledger that is followed
 
-log_app = typer.Typer(no_args_is_help=True, help="Look back at a ledger: what happened, and whether it holds.")
-
-Where = Annotated[str, typer.Argument(metavar="LEDGER", help="Ledger file, or its url (sqlite:PATH).")]
-Who = Annotated[
-    str | None, typer.Option("--request", metavar="ID", help="Only this request: its whole id, every life.")
-]
-Until = Annotated[int | None, typer.Option("--until", metavar="POSITION", help="Up to and with this position.")]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
-
-
-@contextlib.contextmanager
-def opened(where: str) -> Iterator[Ledger]:
-    """The ledger at a path or url; every error of ours becomes one sentence on stderr and an exit code."""
-    try:
-        with Ledger.open(where if where.startswith(("sqlite:", "memory:")) else f"sqlite:{where}") as ledger:
-            yield ledger
-    except KvsweepError as error:
-        typer.echo(f"kvsweep log: {error}", err=True)
-        raise typer.Exit(USAGE_FAULT if isinstance(error, UsageError) else DATA_FAULT) from error
+log_app = typer.Typer(no_args_is_help=True, help="Look back at a ledger: what happened, why, and whether it holds.")
 
 
 @log_app.command()
-def requests(where: Where, request: Who = None, as_json: AsJson = False) -> None:
+def requests(where: Which, request: Who = None, as_json: AsJson = False) -> None:
     """Every life of every request, and the pool's own facts, with how many events each has."""
     with opened(where) as ledger:
-        lives = _lives(ledger, request)
+        lives = lives_of(ledger, request)
         found = [stream for stream in ledger.streams() if lives is None or stream.request in lives]
         if as_json:
             rows = [
@@ -61,181 +61,126 @@ def requests(where: Where, request: Who = None, as_json: AsJson = False) -> None
                 }
                 for stream in found
             ]
-            _json({"requests": rows})
+            answer({"requests": rows})
             return
-        table = _table("request", "events", "last position")
+        shown = table("request", "events", "last position")
         for stream in found:
             name = "the pool" if stream.request == POOL else named(stream.request)
-            table.add_row(Text(name), str(stream.events), str(stream.last))
-        _console().print(table)
+            shown.add_row(Text(name), str(stream.events), str(stream.last))
+        console().print(shown)
 
 
 @log_app.command()
 def events(
-    where: Where,
+    where: Which,
     request: Who = None,
+    types: Types = None,
+    operation: Operation = None,
+    rank: Rank = None,
+    block: OnBlock = None,
+    after: After = None,
     until: Until = None,
-    types: Annotated[
-        list[str] | None, typer.Option("--type", metavar="TYPE", help="Only this event type; may be repeated.")
-    ] = None,
+    since: Since = None,
+    before: Before = None,
+    limit: Annotated[int, typer.Option("--limit", help="At most so many.", min=1)] = LIMIT,
     as_json: AsJson = False,
 ) -> None:
-    """The events, in order."""
+    """The events, in order: all of them, or those that meet every condition."""
     with opened(where) as ledger:
-        found = _events(ledger, request, until, types)
+        asked = conditions(
+            ledger, request=request, types=types, operation=operation, rank=rank, block=block, after=after,
+            until=until, since=since, before=before,
+        )  # fmt: skip
+        found = ledger.find(asked)
+        shown = itertools.islice(found, limit)
         if as_json:
             typer.echo('{"events":[', nl=False)
-            for index, record in enumerate(found):
-                body = msgspec.json.encode({"position": record.position, "event": plain_event(record.event)}).decode()
-                typer.echo(f"{',' if index else ''}\n{body}", nl=False)
-            typer.echo("\n]}")
+            for index, record in enumerate(shown):
+                typer.echo(f"{',' if index else ''}\n{line_of(record)}", nl=False)
+            left = next(found, None)
+            typer.echo(f'\n],"more":{"false" if left is None else "true"}}}')
             return
-        console = _console()
-        # A table a screenful: a long ledger is shown while it is read.
-        while chunk := list(itertools.islice(found, 500)):
-            table = _table("position", "request", "seq", "type", "operation", "rank")
-            for record in chunk:
-                event = record.event
-                operation = getattr(event, "operation", None)
-                table.add_row(
-                    str(record.position),
-                    Text("the pool" if event.request == POOL else named(event.request)),
-                    str(event.seq),
-                    type(event).__name__,
-                    str(operation.operation_id) if operation else "",
-                    str(getattr(event, "rank", "")),
-                )
-            console.print(table)
+        show_events(shown)
+        if next(found, None) is not None:
+            typer.echo(f"kvsweep log: more than {limit} events; --limit or --after shows others", err=True)
 
 
 @log_app.command()
-def replay(
-    where: Where,
+def tail(
+    where: Which,
+    count: Annotated[int, typer.Option("-n", "--count", help="The last so many to begin with.", min=0)] = 10,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with what is stored from now on.")] = False,
     request: Who = None,
-    until: Until = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Only the verdict, not the state.")] = False,
+    types: Types = None,
+    rank: Rank = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fold the ledger again, compare every recorded digest, check every law, and show the state it gives."""
+    """The last events, and with -f those that follow until it is interrupted; --json gives one object a line."""
     with opened(where) as ledger:
-        lives = _lives(ledger, request)
-        verified = _verify(ledger, until)
-        last = ledger.last() if until is None else until
-        shown = [] if verify or not verified.ok else _figures(ledger, lives, last)
-        if as_json:
-            outcome = {
-                "events": verified.events,
-                "digest": verified.digest,
-                "recorded_digest": verified.recorded_digest,
-                "ok": verified.ok,
-            }
-            if not verified.ok:
-                outcome |= {"position": verified.position, "message": verified.message}
-            elif not verify:
-                outcome |= {"position": last, "requests": shown}
-            _json(outcome)
-        else:
-            _show(verified, shown, last)
-        if not verified.ok:
-            at = "" if verified.position is None else f" at position {verified.position}"
-            typer.echo(f"kvsweep log: {where} does not hold{at}: {verified.message}", err=True)
-            raise typer.Exit(DATA_FAULT)
+        asked = conditions(ledger, request=request, types=types, rank=rank)
+        last = ledger.last()
+        found = list(itertools.islice(ledger.find(asked, newest_first=True), count))[::-1]
+        records: Iterable[Record] = found
+        if follow:
+            records = itertools.chain(found, following(ledger, asked, last, wait=lambda: time.sleep(FOLLOW_S)))
+        try:
+            if as_json or follow:
+                for record in records:
+                    typer.echo(line_of(record) if as_json else text_of(record))
+            else:
+                show_events(records)
+        except KeyboardInterrupt:
+            return
 
 
-@log_app.command(name="explain")
-def explain_command(where: Where, request: Who = None, until: Until = None, as_json: AsJson = False) -> None:
-    """Why the event at POSITION (or the last one before it, of that request) was legal, and what it changed."""
-    with opened(where) as ledger:
-        found = deque(_events(ledger, request, until, None), maxlen=1)
-        if not found:
-            raise LayoutError("ledger", "at least one event up to there", "none")
-        explanation = explain(ledger, found[0].position)
-        if as_json:
-            _json(explanation)
-        else:
-            typer.echo(render(explanation))
+log_app.command()(replay)
+log_app.command()(explain)
+log_app.command(name="why-block")(why_block)
+log_app.command()(diff)
+log_app.command()(verify)
+log_app.command()(stats)
+log_app.command()(export)
 
 
 # ---- parts
 
 
-def _lives(ledger: Ledger, request: str | None) -> list[RequestKey] | None:
-    """Every life of a whole id; None for all. The pool's stream has a name that a request may have too."""
-    if request is None:
-        return None
-    known = ledger.requests()
-    lives = [key for key in known if key.request_id == request]
-    if not lives:
-        raise LayoutError("--request", f"one of the {len({key.request_id for key in known})} ids in it", repr(request))
-    return lives
+def following(ledger: Ledger, asked: Where, after: Position, *, wait: Callable[[], object]) -> Iterator[Record]:
+    """Records beyond `after` that meet the conditions, for ever; `wait` stands between two looks."""
+    while True:
+        last = ledger.last()
+        if last > after:
+            yield from ledger.find(msgspec.structs.replace(asked, after=after, until=last))
+            after = last
+        wait()
 
 
-def _events(ledger: Ledger, request: str | None, until: Position | None, types: list[str] | None) -> Iterator[Record]:
-    lives, last = _lives(ledger, request), ledger.last()
-    if until is not None and not 0 <= until <= last:
-        raise LayoutError("--until", f"a position from 0 to {last}", str(until))
-    end = last if until is None else until
-    records = ledger.events(types=types or None)
-    return (
-        record
-        for record in itertools.takewhile(lambda record: record.position <= end, records)
-        if lives is None or record.event.request in lives
-    )
+def line_of(record: Record) -> str:
+    """One event as JSON, on one line."""
+    shown: dict[str, Any] = {"position": record.position, "event": plain_event(record.event)}
+    if record.time:
+        shown["time"] = time_text(record.time)
+    return msgspec.json.encode(shown).decode()
 
 
-def _verify(ledger: Ledger, until: Position | None) -> Verified:
-    # Drawn on stderr and on a terminal only, so that stdout is the answer alone.
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("replay", total=ledger.last() if until is None else until)
-        return ledger.verify(until=until, progress=lambda position: progress.update(task, completed=position))
+def text_of(record: Record) -> str:
+    fact = fact_of(record)
+    return f"{record.position} {time_text(record.time)} {fact.stream} {fact.type}: {fact.sentence}"
 
 
-def _figures(ledger: Ledger, lives: list[RequestKey] | None, until: Position) -> list[Figures]:
-    state = ledger.state(until=until)
-    wanted: list[RequestState] = [
-        request for request in state.requests.values() if lives is None or request.key in lives
-    ]
-    return [figures(state, request) for request in wanted]
-
-
-def _show(verified: Verified, shown: list[Figures], position: Position) -> None:
-    console = _console()
-    if shown:
-        table = _table("request", "life", "lanes", "view", "tail", "held", title=f"state after position {position}")
-        for one in shown:
-            table.add_row(
-                Text(named(RequestKey(one.request_id, one.request_epoch))),
-                one.life,
-                f"upload {one.upload}\nretain {one.retain}\nstore {one.store}",
-                f"{one.generation} of {one.views}\n{_spread(one.view_slots)}" if one.views else "none",
-                "\n".join(f"{n} {phase}" for phase, n in Counter(one.tail.values()).items()) or "none",
-                f"{one.held_areas} areas in {sum(one.owned_blocks)} blocks\n"
-                f"{one.held_sources} CPU blocks\nrows {one.held_rows}",
+def show_events(records: Iterable[Record]) -> None:
+    """Tables of a screenful each."""
+    left, screen = iter(records), console()
+    while chunk := list(itertools.islice(left, SCREENFUL)):
+        shown = table("position", "time (UTC)", "request", "seq", "type", "what")
+        for record in chunk:
+            fact = fact_of(record)
+            shown.add_row(
+                str(record.position),
+                time_text(record.time),
+                Text(fact.stream),
+                str(record.event.seq),
+                fact.type,
+                Text(fact.sentence),
             )
-        console.print(table)
-    recorded = "no digest was recorded" if verified.recorded_digest is None else f"recorded {verified.recorded_digest}"
-    console.print(Text(f"{verified.events} events; digest {verified.digest}; {recorded}; ok: {verified.ok}"))
-
-
-def _spread(slots: dict[str, int]) -> str:
-    """Slots over the layers: one number if they agree, else the least and the most."""
-    if not slots:
-        return "no slots"
-    least, most = min(slots.values()), max(slots.values())
-    return f"slots: {least}" if least == most else f"slots: {least} to {most}"
-
-
-def _console() -> Console:
-    return Console(soft_wrap=True)
-
-
-def _table(*columns: str, title: str | None = None) -> Table:
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
-
-
-def _json(value: object) -> None:
-    typer.echo(msgspec.json.encode(value).decode())
+        screen.print(shown)

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from kvsweep.ledger.errors import SettingsError
-from kvsweep.ledger.store import QueueBounds
+from kvsweep.ledger.store import QueueBounds, Rotation
 
 Fraction: TypeAlias = Annotated[float, Meta(gt=0.0, le=1.0)]
 Count: TypeAlias = Annotated[int, Meta(ge=0)]
@@ -62,6 +62,11 @@ class LogSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     queue_bytes: Positive = QueueBounds().bytes  # of encoded events that wait for the writer; then Busy
     queue_events: Positive = QueueBounds().events
     digest_every: Positive = 200  # events between recorded digests
+    snapshot_events: Positive = Rotation().snapshot_events  # between snapshots of the fold, at the least
+    file_bytes: Positive = Rotation().file_bytes  # the next snapshot begins another file: by size, by age
+    file_s: Seconds = Rotation().file_s
+    keep_bytes: Positive = Rotation().keep_bytes  # of all files; older ones go, once their lives are closed
+    keep_s: Seconds = Rotation().keep_s
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

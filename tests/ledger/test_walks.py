@@ -14,7 +14,7 @@ from kvsweep.ledger.fold import REDUCE, REDUCE_POOL
 SEED, WALKS, BATCHES = 20260916, 16, 600
 NEVER_DRAWN = {
     "AckIgnored", "AckRefused", "PlanRefused", "CommandRefused", "DigestRecorded", "RunConfigured", "HandshakeAgreed",
-    "HandshakeRefused",
+    "HandshakeRefused", "CoordinatorRestarted",
 }  # fmt: skip
 TAKEN: Counter[str] = Counter()
 REFUSED: Counter[str] = Counter()

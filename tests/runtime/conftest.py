@@ -1,13 +1,18 @@
 """What tests of the runtime share: a small core world."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.runtime.rig import CoreRig
 
+from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.memory import MemoryLog
+from kvsweep.ledger.store import LogStore, open_log
+
 MakeRig = Callable[..., CoreRig]
+Stored = Callable[[Sequence[Event]], LogStore]
 
 
 @pytest.fixture
@@ -29,3 +34,23 @@ async def shell(tmp_path: Path, anyio_backend: Any) -> AsyncIterator[Any]:
     yield made
     made.gate.let_all()
     made.queued.log.close()
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Stored:
+    """A store of either kind that holds these events, opened as a new process opens it."""
+
+    def make(events: Sequence[Event]) -> LogStore:
+        if request.param == "memory":
+            log: LogStore = MemoryLog()
+            log.append(events)
+            return log
+        path = tmp_path / "ledger.db"
+        for old in tmp_path.glob("ledger.db*"):
+            old.unlink()
+        written = open_log(f"sqlite:{path}")
+        written.append(events, level="process")
+        written.close()
+        return open_log(f"sqlite:{path}")
+
+    return make

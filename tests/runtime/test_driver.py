@@ -93,15 +93,6 @@ def test_j1_a_ledger_begins_with_the_configuration_of_the_run() -> None:
     assert (first.device_blocks, first.cpu_full_blocks, first.cpu_total_blocks) == ((16,), 32, 40)
 
 
-def test_j1_a_ledger_with_events_is_not_written_over() -> None:
-    log = MemoryLog()
-    start(log=log)
-    other = MemoryLog()
-    other.append([record.event for record in log.read()])
-    with pytest.raises(LogError, match="expected a new ledger, found one with events"):
-        start(log=other)
-
-
 def test_d5_copying_without_copy_destinations_fails_at_start() -> None:
     settings = make_settings(source={"kind": "copy", "allow_copy": True})
     with pytest.raises(LogError, match=r"expected N > K, got N = K"):

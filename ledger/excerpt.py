@@ -1,0 +1,178 @@
+"""Folding a few lives of a ledger without the others, to the same states.
+
+Requests meet in four places only: the pool's facts, the counter of operations, shared prefixes, and the blocks that are
+free. The first are folded along, the second is read off the events, lives that share a prefix are taken together, and
+that a block was free is what the running coordinator has checked. So a question about one request costs its own events.
+"""
+
+from collections.abc import Collection, Iterator
+from typing import Final
+
+import numpy as np
+from msgspec.structs import replace
+
+from kvsweep.ledger import events as e
+from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.fold import apply
+from kvsweep.ledger.frame import Frame
+from kvsweep.ledger.ids import POOL, RequestKey, int32_view
+from kvsweep.ledger.ownership import Ownership
+from kvsweep.ledger.query import Where
+from kvsweep.ledger.state import EMPTY, State
+from kvsweep.ledger.store import LogStore, Position
+
+OPENS_OPERATION: Final = (e.UploadPlanned, e.KeepMapPublished, e.RetainPlanned, e.StoreStarted)
+"""Events that take the next number of the coordinator's counter."""
+
+SHARES: Final = ("PrefixPublished", "PrefixAttached")
+
+
+def fold_lives(
+    log: LogStore, lives: Collection[RequestKey], *, until: Position, since: Position = 0, sharing: bool = False
+) -> Iterator[Frame]:
+    """A frame for each event of these lives, of those they share a prefix with, and of the pool, up to `until`.
+
+    In every frame the lives' own state, what they hold and own, the pool's ranks and epochs, and for an event that
+    begins an operation the operation counter, are those of a fold of the whole ledger. Other requests are absent; a
+    life that is closed stays until the next one of its id begins.
+
+    since    frames up to there are not needed: the fold may begin at a snapshot
+    sharing  take every life that shares a prefix, whoever was asked for
+
+    Raises what the fold raises for a ledger that does not hold.
+    """
+    state, after = begin(log, since)
+    together = with_sharers(log, lives, state, after=after, until=until, sharing=sharing)
+    yield from _fold(log, _only(state, together), together, after, until)
+
+
+def lives_at(log: LogStore, lives: Collection[RequestKey], *, at: Position, sharing: bool = False) -> State:
+    """The state of these lives just after a position, as `fold_lives` has it, with the whole ledger's counter."""
+    state, after = begin(log, at)
+    together = with_sharers(log, lives, state, after=after, until=at, sharing=sharing)
+    state = _only(state, together)
+    for frame in _fold(log, state, together, after, at):
+        state = frame.after
+    return replace(state, pool=replace(state.pool, next_operation_id=operations_begun(log, until=at)))
+
+
+def _fold(
+    log: LogStore, state: State, lives: tuple[RequestKey, ...], after: Position, until: Position
+) -> Iterator[Frame]:
+    for record in log.find(Where(lives=(POOL, *lives), after=after, until=until)):
+        event = record.event
+        before = _as_in_the_whole(state, event)
+        state = _skip(before, event) if _is_elsewhere(before, event) else apply(before, event)
+        yield Frame(position=record.position, event=event, before=before, after=state)
+
+
+def begin(log: LogStore, since: Position) -> tuple[State, Position]:
+    """The newest state that is stored at or before a position, and where it stands; at the start the empty one."""
+    snapshot = log.snapshot(max(since, log.header.first - 1))
+    return (EMPTY, 0) if snapshot is None else (snapshot.state, snapshot.position)
+
+
+def with_sharers(
+    log: LogStore,
+    lives: Collection[RequestKey],
+    state: State = EMPTY,
+    *,
+    until: Position,
+    after: Position = 0,
+    sharing: bool = False,
+) -> tuple[RequestKey, ...]:
+    """The lives, and if one of them shares a prefix, every life that does: they hold the same blocks.
+
+    state  at position `after`, with those that shared by then
+    """
+    own = tuple(life for life in dict.fromkeys(lives) if life != POOL)
+    already = _sharing(state)
+    asked = not already.isdisjoint(own) or any(True for _ in log.find(_shares(own, after=after, until=until)))
+    if not (sharing or asked):
+        return own
+    return tuple(dict.fromkeys((*own, *sorted(already), *sharers(log, after=after, until=until))))
+
+
+def sharers(log: LogStore, *, after: Position = 0, until: Position) -> tuple[RequestKey, ...]:
+    """Every life that has published or attached a prefix between two positions."""
+    found = (record.event.request for record in log.find(_shares(None, after=after, until=until)))
+    return tuple(dict.fromkeys(found))
+
+
+def open_lives(log: LogStore, *, until: Position) -> tuple[RequestKey, ...]:
+    """Lives that had begun and were not closed."""
+    state, after = begin(log, until)
+    found = {request.key: None for request in state.requests.values() if request.life != "CLOSED"}
+    for record in log.find(Where(types=("RequestOpened", "RequestClosed"), after=after, until=until)):
+        if isinstance(record.event, e.RequestOpened):
+            found[record.event.request] = None
+        else:
+            found.pop(record.event.request, None)
+    return tuple(found)
+
+
+def operations_begun(log: LogStore, *, until: Position) -> int:
+    """The number that the next operation after position `until` gets."""
+    types = tuple(kind.__name__ for kind in OPENS_OPERATION)
+    state, after = begin(log, until)
+    for record in log.find(Where(types=types, after=after, until=until), newest_first=True):
+        if isinstance(record.event, OPENS_OPERATION):
+            return record.event.operation.operation_id + 1
+    return state.pool.next_operation_id
+
+
+def _shares(lives: tuple[RequestKey, ...] | None, *, after: Position, until: Position) -> Where:
+    return Where(lives=lives, types=SHARES, after=after, until=until)
+
+
+def _sharing(state: State) -> frozenset[RequestKey]:
+    """Lives that hold a shared block."""
+    if state.pool.run is None or not state.ownership.shared:
+        return frozenset()
+    layout, shared = state.pool.layout, [int32_view(blocks) for blocks in state.ownership.shared]
+    return frozenset(
+        key
+        for key, holders in state.ownership.held.items()
+        if key != POOL
+        and any(
+            bool(np.isin(ids, shared[layout.layers[layer].group]).any())
+            for holding in holders.values()
+            for layer, ids in holding.areas.items()
+        )
+    )
+
+
+def _only(state: State, lives: tuple[RequestKey, ...]) -> State:
+    """The state without other requests; their blocks would seem taken for ever."""
+    if state is EMPTY:
+        return state
+    kept, relation = set(lives), state.ownership
+    sharing = bool(relation.shared) and _sharing(state) <= kept
+    held = {key: holders for key, holders in relation.held.items() if key in kept or (sharing and key == POOL)}
+    own = {key: blocks for key, blocks in relation.own.items() if key in kept}
+    requests = {name: request for name, request in state.requests.items() if request.key in kept}
+    pool = state.pool if sharing else replace(state.pool, prefixes=())
+    shared = (relation.shared, relation.shared_sources) if sharing else ((), b"")
+    return State(pool=pool, requests=requests, ownership=Ownership(held, own, *shared))
+
+
+def _as_in_the_whole(state: State, event: Event) -> State:
+    """What requests that are absent have changed, as far as this event depends on it."""
+    if isinstance(event, OPENS_OPERATION):
+        return replace(state, pool=replace(state.pool, next_operation_id=event.operation.operation_id))
+    if isinstance(event, e.RequestOpened):
+        known = state.requests.get(event.request.request_id)
+        if known is None or known.key.request_epoch + 1 != event.request.request_epoch:
+            others = {name: one for name, one in state.requests.items() if name != event.request.request_id}
+            pool = replace(state.pool, epoch_floor=event.request.request_epoch - 1)
+            return replace(state, requests=others, pool=pool)
+    return state
+
+
+def _is_elsewhere(state: State, event: Event) -> bool:
+    """A prefix of requests that are absent."""
+    return isinstance(event, e.PrefixEvicted) and all(one.number != event.number for one in state.pool.prefixes)
+
+
+def _skip(state: State, event: Event) -> State:
+    return replace(state, pool=replace(state.pool, seq=event.seq + 1))

@@ -1,0 +1,123 @@
+"""Folding a ledger again and comparing: every recorded digest, every law at each of them, and the store's own check."""
+
+import contextlib
+from collections.abc import Callable, Collection
+from typing import Final
+
+from msgspec import Struct
+
+from kvsweep.ledger import laws
+from kvsweep.ledger.digest import Digest
+from kvsweep.ledger.errors import KvsweepError, LogCorrupt
+from kvsweep.ledger.events import DigestRecorded
+from kvsweep.ledger.fold import apply
+from kvsweep.ledger.ids import POOL
+from kvsweep.ledger.query import Where
+from kvsweep.ledger.state import EMPTY, State
+from kvsweep.ledger.store import LogStore, Position, Snapshot
+
+PROGRESS_EVENTS: Final = 1000
+"""Events between two words of a verification about how far it is."""
+
+
+class Verified(Struct, frozen=True, kw_only=True):
+    """Outcome of folding a ledger.
+
+    `digest` and `recorded_digest` are those of the last recorded point that was reached, or of the end of the ledger
+    when nothing was recorded (`recorded_digest` is then None). `position` and `message` name the first fault.
+    """
+
+    ok: bool
+    events: int  # up to here all is well
+    digest: str
+    recorded_digest: str | None
+    position: Position | None = None
+    message: str = ""
+    since: Position = 0  # what stands at or before it was taken from a snapshot, and not folded
+
+
+class Verification:
+    """One pass over a log, remembering how far it came and what was compared last.
+
+    snapshot  where to begin; None folds everything that is kept
+    """
+
+    def __init__(
+        self,
+        log: LogStore,
+        until: Position,
+        progress: Callable[[Position], None] | None = None,
+        snapshot: Snapshot | None = None,
+    ) -> None:
+        self._log, self._until, self._progress = log, until, progress
+        self.state: State = EMPTY if snapshot is None else snapshot.state
+        self._since = self._position = 0 if snapshot is None else snapshot.position
+        self._digest = Digest(log.header.rules, b"" if snapshot is None else snapshot.chain)
+        self._replayed: dict[Position, str] = {self._since: self._digest.value(self.state)}
+        self._compared: tuple[str, str] | None = None
+
+    def run(self, *, structure: bool = True) -> Verified:
+        """Fold and compare; `structure` has the store check its own structure too, which reads all of it."""
+        fault: tuple[Position | None, str] | None
+        try:
+            fault = self._fold(self._recorded())
+        except LogCorrupt as error:
+            fault = (error.position, error.detail)
+        except (KvsweepError, LookupError, ValueError) as error:
+            # A reducer that meets an event it never expected may fail in other ways than by refusing it.
+            fault = (self._position + 1, str(error) if isinstance(error, KvsweepError) else repr(error))
+        if fault is None and structure:
+            fault = self._log.damage()
+        digest, recorded = self._compared or (self._digest.value(self.state), None)
+        position, message = fault or (None, "")
+        return Verified(
+            ok=fault is None,
+            events=self._position,
+            digest=digest,
+            recorded_digest=recorded,
+            position=position,
+            message=message,
+            since=self._since,
+        )
+
+    def _recorded(self) -> set[Position]:
+        """Positions whose digest is needed: a digest of every state would cost a hash of the whole state an event."""
+        found: set[Position] = set()
+        where = Where(lives=(POOL,), types=("DigestRecorded",), after=self._since, until=self._until)
+        # Damage ends this pass and is reported by the fold, which comes to the same place.
+        with contextlib.suppress(LogCorrupt):
+            for record in self._log.find(where):
+                if isinstance(record.event, DigestRecorded):
+                    found.add(record.event.position)
+        return found
+
+    def _fold(self, wanted: Collection[Position]) -> tuple[Position, str] | None:
+        for record in self._log.read(after=self._since):
+            if record.position > self._until:
+                break
+            if self._progress is not None and record.position % PROGRESS_EVENTS == 0:
+                self._progress(record.position)
+            event = record.event
+            if isinstance(event, DigestRecorded) and event.position >= self._since:
+                fault = self._compare(record.position, event)
+                if fault is not None:
+                    return fault
+            self.state = apply(self.state, event)
+            self._digest.update(event)
+            self._position = record.position
+            if record.position in wanted:
+                self._replayed[record.position] = self._digest.value(self.state)
+        return self._check_laws()
+
+    def _compare(self, position: Position, event: DigestRecorded) -> tuple[Position, str] | None:
+        replayed = self._replayed.get(event.position)
+        if replayed is None:
+            return position, f"the digest of position {event.position} is recorded before that position"
+        self._compared = (replayed, event.digest)
+        if replayed != event.digest:
+            return event.position, f"the recorded digest is {event.digest}, replay gives {replayed}"
+        return self._check_laws()
+
+    def _check_laws(self) -> tuple[Position, str] | None:
+        broken = laws.check(self.state)
+        return (self._position, f"broken law: {'; '.join(broken)}") if broken else None
