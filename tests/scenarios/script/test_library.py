@@ -1,5 +1,6 @@
 """Every scenario that ships passes, twice alike, reads back from what it is written as, and stays short."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,10 @@ def test_scenarios_are_built_in_code_too() -> None:
     script = Script(title="nothing at all")
     assert run_script(script).passed
     assert dump(script) == 'title = "nothing at all"\n'
+
+
+def test_the_example_of_the_page_runs() -> None:
+    page = (Path(__file__).parents[3] / "docs/scenarios.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    verdict = run_script(parse(example))
+    assert verdict.passed, why(verdict)
