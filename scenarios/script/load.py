@@ -116,6 +116,8 @@ def _steps(script: Script) -> Found:
             if request not in opened:
                 yield f"{path}.{field}", f"a request that an earlier step opens, of {sorted(opened)}", repr(request)
         yield from _layers(path, step, script.world.layout().active_layers)
+        if isinstance(step, s.Wait | s.Await) and step.refused:
+            yield f"{path}.refused", "nothing: waiting is never refused", repr(step.refused)
         if isinstance(step, s.BeginStep):
             if step.name in reading:
                 yield f"{path}.name", "a name that no open serving step has", repr(step.name)

@@ -92,6 +92,10 @@ def refusal(text: str) -> str:
             "$.step[1].name: expected a name, so that a step that does not wait can be waited for, got ''",
         ),
         (
+            '[[step]]\ndo = "wait"\nrefused = "x"',
+            "$.step[0].refused: expected nothing: waiting is never refused, got 'x'",
+        ),
+        (
             f'{OPEN}[[step]]\ndo = "end_step"',
             "$.step[1].of: expected an open serving step, of [], got 'step'",
         ),
