@@ -20,6 +20,8 @@ from kvsweep.scenarios.script.laws import FIGURES, LAW_NAMES, VERDICTS
 from kvsweep.scenarios.script.situations import SITUATIONS
 
 MAX_BYTES: Final = 1 << 20
+"""Of a file."""
+MAX_WORLD_BYTES: Final = 1 << 30
 LIBRARY: Final = Path(__file__).parents[1] / "library"
 ASKS: Final = (s.Upload, s.Retain, s.Round)
 LASTING: Final = get_args(s.Lasting)
@@ -84,6 +86,9 @@ def _faults_of(script: Script) -> Found:
         script.world.layout()
     except LayoutError as error:
         yield f"$.world.{error.argument}", error.expected, error.got
+        return
+    if script.world.bytes > MAX_WORLD_BYTES:
+        yield "$.world", f"at most {MAX_WORLD_BYTES} bytes of KV and staging", f"{script.world.bytes}"
         return
     if script.world.source == "copy" and not script.world.cpu_copy_blocks:
         yield "$.world.cpu_copy_blocks", "at least 1 where the source is copy", "0"

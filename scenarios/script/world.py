@@ -77,6 +77,14 @@ class World(Part, frozen=True, kw_only=True):
             model_hash=f"scenario/{self.kv}", dtype="float32", block_size=self.block_size, layers=tuple(layers)
         )
 
+    @property
+    def bytes(self) -> int:
+        """Memory of a run: KV on the devices and the CPU, and staging."""
+        layers, block = sum(group.layers for group in self.groups), 2 * self.ranks * self.block_size * HEAD_DIM * 4
+        device = sum(group.layers * (group.blocks or self.device_blocks) for group in self.groups)
+        cpu = layers * (self.cpu_blocks + self.cpu_copy_blocks)
+        return block * (device + cpu + self.ranks * self.staging_slots * self.staging_blocks)
+
     def pools(self, layout: Layout) -> DriverWorld:
         """What the driver is opened with."""
         return DriverWorld(

@@ -107,6 +107,10 @@ def refusal(text: str) -> str:
             "$.world.cpu_copy_blocks: expected at least 1 where the source is copy, got 0",
         ),
         (
+            "[world]\nblock_size = 1024\ndevice_blocks = 100000\ncpu_blocks = 1\nstaging_blocks = 1",
+            "$.world: expected at most 1073741824 bytes of KV and staging, got 6553796608",
+        ),
+        (
             "[world]\nunion = true",
             "$.world.union: expected false where every layer has its own table, got true",
         ),
