@@ -56,6 +56,7 @@ from kvsweep.runtime.metrics import Metrics
 from kvsweep.runtime.outbox import Outbox
 from kvsweep.runtime.settings import Settings
 from kvsweep.runtime.steps import HandedOut
+from kvsweep.runtime.well_formed import expect_key
 from kvsweep.transports.handshake import Capabilities, differences
 from kvsweep.transports.pools import CpuPool, DevicePools, Pools
 
@@ -289,6 +290,7 @@ class Driver:
 
     def residency(self, request: RequestKey) -> Residency:
         """What the request has on the device now. Raises Refused for an unknown life."""
+        expect_key("residency", request)
         known = self.state.request(request)
         if known is None:
             raise Refused(request, "residency", "no such request", ("OpenRequest",))
