@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tests.runtime.device_rig import DeviceRig
 from tests.runtime.rig import RANKS, CoreRig, make_layout
+from tests.runtime.shell import FIRST, Shell, fail_fast
 
 from kvsweep.kernels.table import choose_kernels
 from kvsweep.ledger import events as e
@@ -22,7 +23,7 @@ from kvsweep.ledger.messages import (
 from kvsweep.transports.host import HostDevice
 
 MakeRig = Callable[..., CoreRig]
-FIRST = {0: [0, 2], 1: [0, 2]}
+VIEW = {0: [0, 2], 1: [0, 2]}
 
 
 # ---- one by one and in bulk
@@ -61,7 +62,7 @@ def test_g3_what_a_lost_rank_turns_back_in_one_batch_is_what_aborts_turn_back_on
     rig = make_rig(device_blocks=32)
     keys = [rig.open(name) for name in "abc"]
     for key in keys:
-        rig.upload(key, FIRST)
+        rig.upload(key, VIEW)
         rig.started(rig.select(key, {0: [0, 5], 1: [0]}))
     rig.send(ProcessLost(rank=1, process_epoch=dict(RANKS)[1]))
     phases = [(rig.request(key).life, rig.request(key).upload.phase, len(rig.request(key).settling)) for key in keys]
@@ -76,21 +77,27 @@ def test_g3_what_a_lost_rank_turns_back_in_one_batch_is_what_aborts_turn_back_on
 # ---- who may still write a freed block
 
 
-def test_b6_a_freed_block_is_poisoned_before_the_pool_can_give_it_away() -> None:
+@pytest.mark.anyio
+async def test_b6_a_freed_block_is_wiped_before_the_pool_can_give_it_away() -> None:
     """A write that is queued for a block makes it no free block: whatever wipes it has run before it is given away."""
-    rig = DeviceRig()
-    key = rig.open()
-    rig.select(key, {0: np.asarray([1, 2], dtype=np.int32), 1: np.asarray([1, 2], dtype=np.int32)})
-    rig.quiet()
-    rig.finish(key)
-    (effect,) = [effect for effect in rig.driver.poll() if isinstance(effect, Release)]
-    blocks = int32_view(effect.device[0])
-    assert blocks.size == 2
-    assert rig.driver.pools.device.free == (62,), "it is not free while it is wiped"
-    rig.poison_released(effect)
-    rig.driver.release(effect)
-    assert rig.driver.pools.device.free == (64,)
-    assert (rig.devices[0].memory.areas(0)[blocks] == 0xFF).all()
+    shell, wiped = Shell(), []
+
+    def wipe(effect: Release) -> None:
+        pool = shell.rig.driver.pools.device.groups[0]
+        wiped.append((int32_view(effect.device[0]).size, pool.blocks - pool.free))
+        shell.rig.poison_released(effect)
+
+    shell.kv._on_release = wipe
+    with fail_fast():
+        async with shell:
+            key = shell.rig.open()
+            await shell.upload(key, FIRST)
+            assert shell.rig.owned(key) == 3
+            shell.kv.finish(key)
+            await shell.kv.settled()
+    assert [size for size, _ in wiped if size] == [3]
+    assert all(given >= size for size, given in wiped), "it is not free while it is wiped"
+    assert shell.rig.driver.pools.device.free == (64,)
 
 
 # ---- windows that do not begin at a block
