@@ -46,6 +46,7 @@ class _Run:
         self._counts: dict[str, int] = {}
         self._verdicts: dict[str, int] = {}
         self._checked = 0  # facts that the laws were checked after
+        self._read: object = None  # activity that the readers have read after
 
     async def play(self) -> Verdict:
         self.cluster = Cluster(self.script, self.seed, "memory:" if self.ledger is None else f"sqlite:{self.ledger}")
@@ -122,15 +123,16 @@ class _Run:
 
     def _look(self) -> None:
         """After each turn in which something moved: the readers read, the laws hold."""
-        activity = self.driver.events
-        if activity != self._checked:
-            self._checked = activity
+        if self.driver.events != self._checked:
+            self._checked = self.driver.events
             for broken in laws.check(self.driver.state):
                 name, _, detail = broken.partition(": ")
                 self._break(name, detail)
+            self._found()
+        if self.cluster.activity != self._read:
+            self._read = self.cluster.activity
             for wrong in self.steps.readers.wrong():
                 self._break(BYTES, wrong)
-            self._found()
 
     def _found(self) -> None:
         """What the independent checkers have found."""
