@@ -8,15 +8,16 @@ from collections.abc import Callable
 import numpy as np
 
 from kvsweep.ledger import events as e
-from kvsweep.ledger.errors import Aborted, PoolExhausted
+from kvsweep.ledger.errors import Aborted, PoolExhausted, SettingsError
 from kvsweep.ledger.event_base import Event
-from kvsweep.ledger.ids import HOLE, RequestKey, Rows, int32_bytes, int32_view
+from kvsweep.ledger.ids import HOLE, Int32, RequestKey, Rows, int32_bytes, int32_view
+from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.memory import MemoryLog
 from kvsweep.ledger.messages import ProcessLost, RegisterSources, Turn
 from kvsweep.ledger.state import RequestState
 from kvsweep.scenarios.checkers.content import HostMemory
 from kvsweep.scenarios.checkers.driver import CheckedDriver
-from kvsweep.scenarios.script.content import SyntheticKv, rank_part, tag_of
+from kvsweep.scenarios.script.content import MadeUpKv, SyntheticKv, rank_part, tag_of
 from kvsweep.scenarios.script.format import Script
 from kvsweep.scenarios.script.front import Front
 from kvsweep.scenarios.script.mischief import Mischief
@@ -40,7 +41,7 @@ class Cluster:
         self.layout = world.layout()
         self.chance = random.Random(seed)
         self.timeline = Timeline()
-        self.kv_of = SyntheticKv(self.layout)
+        self.kv_of = kv_of(script, self.layout)
         self.dead: set[int] = set()
         self.tags: Callable[[RequestKey, int], int] = lambda key, logical: tag_of(key)
         self.wires: list[Wire] = []
@@ -122,8 +123,14 @@ class Cluster:
         self.stack.restart_rank(rank)
 
     def restart_producer(self, *, register: bool = True) -> None:
-        """A new producer process over the same CPU memory; it names its blocks at once, or not yet."""
-        self.stack.restart_producer(register=register)
+        """A new producer process with empty memory: what it names again, at once or later, it has read anew."""
+        for shard in self.stack.producer.shards:
+            for group in range(self.layout.groups):
+                shard.poison(group, np.arange(shard.blocks(group), dtype=np.int32))
+        self.stack.restart_producer(register=False)
+        for request in list(self.driver.state.requests.values()) if register else ():
+            if request.life != "CLOSED" and (int32_view(request.stale) != HOLE).any():
+                self.register_stale(request.key)
 
     def replace_table(self, rank: int, request_id: str) -> None:
         """Overwrite the current row of a request on one rank with a table of other blocks."""
@@ -147,6 +154,7 @@ class Cluster:
         if owner is None:
             table = int32_view(self.state_of(key).stale)
             logical = np.flatnonzero(table != HOLE).astype(np.int32)
+            self._fill(key, logical, table[logical])
         else:
             table = int32_view(self.state_of(owner).source)
             logical = np.flatnonzero(table != HOLE).astype(np.int32)
@@ -156,7 +164,7 @@ class Cluster:
             )
         )
 
-    def register_new(self, key: RequestKey, tag: int, blocks: int) -> None:
+    def register_new(self, key: RequestKey, blocks: int) -> None:
         """The producer holds these first blocks already, in CPU blocks that were free."""
         full = self.driver.pools.cpu.full
         given = full.reserve(blocks)
@@ -165,15 +173,31 @@ class Cluster:
         else:
             full.release(given)
             ids = given[::-1].astype(np.int32)  # none has the number of its logical block by accident
-            for layer in range(len(self.layout.layers)):
-                for logical, source in enumerate(ids.tolist()):
-                    k, v = self.kv_of.tokens(tag, layer, logical * self.layout.block_size, self.layout.block_size)
-                    self.stack.producer.write_rows(layer, source, 0, k, v)
+            self._fill(key, np.arange(blocks, dtype=np.int32), ids)
         expect_room(
             self.kv.handle(
                 RegisterSources(request=key, logical=int32_bytes(np.arange(blocks)), source=int32_bytes(ids))
             )
         )
+
+    def _fill(self, key: RequestKey, logical: Int32, sources: Int32) -> None:
+        """The full KV of these logical blocks is in these CPU blocks."""
+        size = self.layout.block_size
+        for layer in range(len(self.layout.layers)):
+            for block, source in zip(logical.tolist(), sources.tolist(), strict=True):
+                k, v = self.kv_of.tokens(self.tags(key, block), layer, block * size, size)
+                self.stack.producer.write_rows(layer, source, 0, k, v)
+
+
+def kv_of(script: Script, layout: Layout) -> MadeUpKv:
+    """What the world's KV is made of. Raises SettingsError where it needs a model and torch is not installed."""
+    if script.world.kv == "synthetic":
+        return SyntheticKv(layout)
+    try:
+        from kvsweep.scenarios.script.model_kv import ModelKv
+    except ImportError as error:
+        raise SettingsError("$.world.kv", "synthetic, or the package's extra 'demo'", f"model ({error})") from error
+    return ModelKv(layout, script.seed)
 
 
 def expect_room(turn: Turn) -> None:
