@@ -81,7 +81,7 @@ def retired(state: State, request: RequestState, event: BlocksRetired) -> State:
         refuse(request, event, f"expected cause {views[event.generation].replaced_by}, got {event.cause}")
     layout = state.pool.layout
     ownership = state.ownership.change(request.key, layout, drop=(Holder("view", event.generation),))
-    freed = ownership.freed_since(state.ownership, request.key, layout).device
+    freed = ownership.freed_blocks(state.ownership, request.key, layout)
     if freed != event.freed:
         refuse(request, event, "the blocks said to be freed are not those that lost their last holder")
     left = tuple(view for view in request.views if view.generation != event.generation)

@@ -115,6 +115,7 @@ class SqliteLog:
             if level != self._level:
                 db.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[level]}")
                 self._level = level
+            self._presence.expect()  # a hole that the write itself would hide
             numbers, new = self._names.assign(event.request.request_id for event in batch)
             self._intake.store(pack(batch, bodies, numbers, self._last + 1, time.time_ns() // 1000), new)
             self._names.keep(numbers, new)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from kvsweep.ledger import laws
 from kvsweep.ledger.errors import KvsweepError
-from kvsweep.ledger.ids import Operation, int32_view
+from kvsweep.ledger.ids import int32_view
 from kvsweep.ledger.messages import Acknowledged, Effect, ProcessLost, ProcessStarted, RankWork
 from kvsweep.scenarios.explore import situations
 from kvsweep.scenarios.explore.coordinator import SENT, Coordinator

@@ -23,7 +23,7 @@ from kvsweep.scenarios.script.front import Front
 from kvsweep.scenarios.script.mischief import Mischief
 from kvsweep.scenarios.script.timeline import Timeline
 from kvsweep.scenarios.script.wires import Deliver, ScriptLink, Wire
-from kvsweep.scenarios.stack import Node, Stack
+from kvsweep.scenarios.stack import Node, Stack, new_store
 from kvsweep.transports.links import Delivery
 
 MAX_EVENTS = 1_000_000
@@ -47,7 +47,7 @@ class Cluster:
         self.wires: list[Wire] = []
         self.mischief = Mischief(script.fault, self.timeline, self)
         settings = world.settings(seed, ledger)
-        log = MemoryLog(max_events=MAX_EVENTS) if ledger == "memory:" else None
+        log = MemoryLog(max_events=MAX_EVENTS) if ledger == "memory:" else new_store(settings)
         self.driver = CheckedDriver.open(
             settings, world.pools(self.layout), log=log, clock=lambda: 0.0, deadlines=self.timeline.clock
         )

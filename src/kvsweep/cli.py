@@ -236,7 +236,8 @@ def soak(
 @app.command()
 def bench(
     name: Annotated[
-        Literal["planner", "selector", "gather", "scatter", "unpack", "retain"], typer.Argument(help="Which kernels.")
+        Literal["planner", "selector", "gather", "scatter", "unpack", "retain", "log"],
+        typer.Argument(help="Which kernels, or the ledger."),
     ],
     rounds: Annotated[int, typer.Option(help="Interleaved rounds; the minimum counts.", min=1)] = 15,
     threads: Annotated[int, typer.Option(help="Of ours and of torch.", min=1, max=64)] = 1,
@@ -249,7 +250,10 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: shows that it works, measures nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
 ) -> None:
-    """The native kernels against their peers and the memory system, measured in one run on this machine."""
+    """The native kernels, or the ledger, against their peers and the machine's limits, measured in one run."""
+    if name == "log":
+        _bench_log(rounds=rounds, quick=quick, clock=clock, as_json=as_json)
+        return
     try:
         from kvsweep.scenarios.bench.run import WIDE, report_table, run_bench
     except ImportError as error:
@@ -263,6 +267,21 @@ def bench(
     else:
         console = Console(width=None if sys.stdout.isatty() else WIDE)  # a file has no width
         console.print(report_table(name, report, console.width))
+
+
+def _bench_log(*, rounds: int, quick: bool, clock: Literal["wall", "cpu"], as_json: bool) -> None:
+    from kvsweep.scenarios.bench.log import run_log_bench
+    from kvsweep.scenarios.bench.log_report import log_table
+
+    with Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=Console(stderr=True)) as bar:
+        task = bar.add_task("making events", total=None)
+        report = run_log_bench(
+            quick=quick, rounds=rounds, clock=clock, progress=lambda step: bar.update(task, description=step)
+        )
+    if as_json:
+        typer.echo(msgspec.json.encode(report))
+    else:
+        Console().print(log_table(report))
 
 
 @app.command()

@@ -4,12 +4,13 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.ledger.small_run import LAYOUT, RANKS
 
 from kvsweep.ledger import events as e
-from kvsweep.ledger.digest import Digest
+from kvsweep.ledger.digest import Digest, state_digest
 from kvsweep.ledger.errors import LogCorrupt, LogError, SequenceConflict
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.fold import apply
@@ -20,6 +21,7 @@ from kvsweep.ledger.state import EMPTY, State
 from kvsweep.ledger.store import LogStore, QueueBounds, Rotation, Snapshot, Stream, open_log
 from kvsweep.ledger.store_chain import OPEN_FILES, file_of, files_of
 from kvsweep.ledger.store_pace import SNAPSHOT_SHARE, Pace
+from kvsweep.ledger.store_snapshot import decode_state, encode_state
 
 NEVER = 10**15
 EVERY_SNAPSHOT = Rotation(snapshot_events=1, file_bytes=1, keep_bytes=NEVER, keep_s=NEVER)
@@ -424,3 +426,16 @@ def test_only_a_ledger_that_is_written_has_snapshots_due(path: Path) -> None:
         reader.keep_snapshot(life.snapshot())
     reader.close()
     log.close()
+
+
+def test_every_state_of_a_run_comes_back_from_its_bytes(written: Any) -> None:
+    state = EMPTY
+    for event in written.events:
+        state = apply(state, event)
+        back = decode_state(encode_state(state))
+        assert back is not None
+        assert state_digest(back) == state_digest(state)
+        assert list(back.requests) == list(state.requests)
+        assert back == state
+    assert decode_state(b"\x93\x01") is None
+    assert decode_state(encode_state(state)[:-3]) is None
