@@ -197,7 +197,11 @@ class Space:
         """Words that no rank said change nothing."""
         found = []
         for message in forged_words(coordinator) if self.world.forged and not self.exact else ():
-            after, turn, _ = coordinator.handles(message)
+            try:
+                after, turn, _ = coordinator.handles(message)
+            except FAULTS as error:
+                found.append(f"nothing raises: {type(error).__name__}: {error}")
+                continue
             if turn.outcome not in ("refused", "ignored") or self.coordinators.number(after) != number:
                 found.append(f"a word that no rank said changes nothing: {message} was {turn.outcome}")
         return found
