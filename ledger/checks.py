@@ -6,7 +6,6 @@ is left are ids. Whatever is not fine is explained.
 """
 
 import math
-import sys
 import types
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -145,7 +144,7 @@ CHECKS: Final[Mapping[type[Event], Check]] = {
 
 Count = Annotated[int, Meta(ge=0, le=INT64_MAX)]
 Word = Annotated[int, Meta(ge=-INT64_MAX - 1, le=INT64_MAX)]
-Seconds = Annotated[float, Meta(ge=0.0, le=sys.float_info.max)]
+Seconds = Annotated[float, Meta(ge=0.0, le=float.fromhex("0x1.fffffffffffffp+1023"))]
 
 
 class _Strict:

@@ -3,7 +3,7 @@
 Nothing here is ever changed once it is made, so what was worked out stays true. No digest and no comparison sees it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, Literal
 
 import numpy as np
@@ -56,7 +56,7 @@ class Holding(Struct, frozen=True, kw_only=True, array_like=True, dict=True):
 class Holders(dict[Holder, Holding]):
     """Every holder of one request and what it holds."""
 
-    __slots__ = ("_occupancy", "_sources")
+    __slots__ = ("_digest", "_occupancy", "_sources")
 
     def occupancy(self, group: int, layout: Layout, blocks: Int32) -> Bools:
         """held bool[layers of the group, n]: which areas of these blocks (ascending) somebody holds; read-only."""
@@ -67,6 +67,13 @@ class Holders(dict[Holder, Holding]):
             found = layout, blocks, held
             self._occupancy = {**known, group: found}
         return found[2]
+
+    def digest(self, of: Callable[[], bytes], own: tuple[bytes, ...]) -> bytes:
+        """What `of` gives for these holders beside the request's own blocks; asked once."""
+        known: tuple[tuple[bytes, ...], bytes] | None = getattr(self, "_digest", None)
+        if known is None or known[0] is not own:
+            known = self._digest = own, of()
+        return known[1]
 
     @property
     def sources(self) -> Int32:

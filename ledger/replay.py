@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from kvsweep.ledger.block_life import EVENTS_FOLDED, LIVES_FOLDED, BlockLife, expect_in_pool, run_of, why_block
-from kvsweep.ledger.errors import LayoutError
-from kvsweep.ledger.excerpt import begin, lives_at
+from kvsweep.ledger.errors import LayoutError, SettingsError
+from kvsweep.ledger.excerpt import begin, bound, lives_at
 from kvsweep.ledger.explain import Explanation, explain
 from kvsweep.ledger.figures import Figures, figures
 from kvsweep.ledger.fold import apply
@@ -24,6 +24,8 @@ from kvsweep.ledger.verify import Verification, Verified
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from kvsweep.ledger.store_repair import Repaired
 
 Progress = Callable[[Position], None]
 """Told the position now and then."""
@@ -42,6 +44,19 @@ class Ledger:
     def open(cls, url: str) -> "Ledger":
         """Open the ledger at a store's url. Raises SettingsError or LogError as `open_log` does."""
         return cls(open_log(url, read_only=True))
+
+    @staticmethod
+    def repair(url: str, *, progress: Progress | None = None) -> "Repaired":
+        """Make a damaged ledger one that can be read and gone on with; what was there is kept under other names.
+
+        Nobody may be writing it. Raises SettingsError or LogError as `store_repair.repair` does.
+        """
+        from kvsweep.ledger.store_repair import repair
+
+        scheme, colon, path = url.partition(":")
+        if scheme != "sqlite" or not (colon and path):
+            raise SettingsError("log.url", '"sqlite:PATH"', repr(url))
+        return repair(path, progress=progress)
 
     def __enter__(self) -> "Ledger":
         return self
@@ -243,10 +258,7 @@ class Ledger:
             state = following
 
     def _bound(self, until: Position | None) -> Position:
-        last = self.last()
-        if until is not None and not 0 <= until <= last:
-            raise LayoutError("until", f"a position from 0 to {last}", str(until))
-        return last if until is None else until
+        return bound(self._log, until)
 
     def _expect_known(self, request: RequestKey) -> None:
         known = [stream.request for stream in self.streams()]

@@ -101,7 +101,6 @@ class SqliteLog:
         following = self._fence.check(batch)
         self.append_encoded(batch, bodies, level=level)
         self._fence.advance(following)
-        self.pace.added(len(batch), sum(map(len, bodies)))
         return self._last
 
     def append_encoded(self, batch: Sequence[Event], bodies: Sequence[bytes], *, level: Level) -> Position:
@@ -117,10 +116,12 @@ class SqliteLog:
                 self._level = level
             self._presence.expect()  # a hole that the write itself would hide
             numbers, new = self._names.assign(event.request.request_id for event in batch)
-            self._intake.store(pack(batch, bodies, numbers, self._last + 1, time.time_ns() // 1000), new)
+            group = pack(batch, bodies, numbers, self._last + 1, time.time_ns() // 1000)
+            self._intake.store(group, new)
             self._names.keep(numbers, new)
             self._presence.expect()
         self._last += len(batch)
+        self.pace.added(len(batch), len(group.body))
         if level == "power":
             self._synced = self._last
         self._watchers.tell(self._last)

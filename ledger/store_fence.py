@@ -8,7 +8,7 @@ from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.store import Stream
 
-STREAMS: Final = 16384  # remembered; of those that have been silent longest the store is asked again
+STREAMS: Final = 16384  # remembered; of those that began first the store is asked again
 
 
 class Fence:
@@ -51,9 +51,7 @@ class Fence:
 
     def advance(self, following: dict[RequestKey, int]) -> None:
         """The batch is in the writer's hands."""
-        for request, number in following.items():
-            self._next.pop(request, None)  # the latest stand at the end
-            self._next[request] = number
+        self._next.update(following)
         while len(self._next) > self._limit:
             del self._next[next(iter(self._next))]
             self._complete = False

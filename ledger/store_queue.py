@@ -97,15 +97,16 @@ class QueuedLog:
         return self._backing.header
 
     def append(self, batch: Sequence[Event], *, expected: Position | None = None, level: Level = "power") -> Position:
-        self._expect_writing()
-        expect_position(expected, self._last)
+        if self._closed or self._failed is not None:
+            self._expect_writing()
+        if expected is not None:
+            expect_position(expected, self._last)
         if not batch:
             return self._last
         given = _Batch(tuple(batch), encode_batch(batch), level)
         self._fence.advance(self._fence.check(batch))
         self._last += len(batch)
         self._given_bytes += given.size
-        self._pace.added(len(batch), given.size)
         self._queue.put(given)
         return self._last
 

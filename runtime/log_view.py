@@ -144,7 +144,7 @@ def time_text(microseconds: int) -> str:
 
 
 @contextlib.contextmanager
-def progress(what: str, total: Position) -> Iterator[Callable[[Position], None]]:
+def progress(what: str, total: Position | None) -> Iterator[Callable[[Position], None]]:
     """A bar on stderr, and on a terminal only, so that stdout is the answer alone."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:

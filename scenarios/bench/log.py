@@ -22,13 +22,12 @@ from kvsweep.ledger.codec import decode_batch, encode_batch
 from kvsweep.ledger.digest import Digest
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.fold import apply
-from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.sqlite import SqliteLog
 from kvsweep.ledger.state import EMPTY, State
 from kvsweep.ledger.store import Snapshot, open_log
 from kvsweep.runtime.recovery import fold_log
 from kvsweep.scenarios.bench.log_busy import NO_BOUND, Done, Ledger, Nothing, Threaded, serve
-from kvsweep.scenarios.bench.log_events import batches, endless, plain_lives, rounds, rounds_of
+from kvsweep.scenarios.bench.log_events import batches, endless, life_key, plain_lives, rounds, rounds_of
 from kvsweep.scenarios.bench.log_peers import APPLICATION, RECORDER, Application, Raw, Recorder, RowByRow, available
 from kvsweep.scenarios.bench.log_report import LogReport, LogRow
 from kvsweep.scenarios.bench.measure import CLOCKS, Clock
@@ -91,12 +90,10 @@ class LogBench:
             due += sum(map(len, turn)) / rate
             while time.perf_counter() < due:
                 pass
-            spent = 0.0
+            started = self._now()
             for batch in turn:
-                started = self._now()
                 append(batch)
-                spent += self._now() - started
-            taken.append(spent / sum(map(len, turn)))
+            taken.append((self._now() - started) / sum(map(len, turn)))
         return sorted(taken)
 
     def _beside_a_busy_thread(self) -> None:
@@ -139,6 +136,7 @@ class LogBench:
             made = [(group, encode_batch(group)) for group in islice(batches(endless(turns), GROUP), groups)]
             payload = sum(len(body) for _, bodies in made for body in bodies)
             took: dict[str, list[float]] = {}
+            cpu: dict[str, list[float]] = {}
             for _ in range(self._sizes.rounds):
                 with self._place() as folder:
                     peers, missing = available(
@@ -148,13 +146,14 @@ class LogBench:
                     path = folder / "ledger.db"
                     ours = SqliteLog(str(path))
                     for label, store in {"ours": None, **peers}.items():
-                        started = time.perf_counter()
+                        started, worked = time.perf_counter(), time.thread_time()
                         for group, bodies in made:
                             if store is None:
                                 ours.append(group, level="power")
                             else:
                                 store.store(group, bodies)
                         took.setdefault(label, []).append((time.perf_counter() - started) / len(made))
+                        cpu.setdefault(label, []).append((time.thread_time() - worked) / len(made))
                     ours.close()
                     for store in peers.values():
                         store.close()
@@ -168,6 +167,10 @@ class LogBench:
             self._row("durable group", size, _median(took["ours"]), "write + fdatasync", raw, "0.20 of raw", raw / 0.2)
             for label, factor in limits.items():
                 if label in took:
+                    peer = min(cpu[label])
+                    self._row(
+                        "CPU of a durable group", size, min(cpu["ours"]), label, peer, f"{factor} × it", peer / factor
+                    )
                     peer = _median(took[label])
                     self._row(
                         "durable group", size, _median(took["ours"]), label, peer, f"{factor} × it", peer / factor
@@ -248,7 +251,7 @@ class LogBench:
         sizes = self._sizes
         log = open_log(f"sqlite:{path}", read_only=True)
         log.durable()
-        keys = [RequestKey(f"life-{number * 7919 % sizes.lives}", 1) for number in range(min(200, sizes.lives))]
+        keys = [life_key(number * 7919 % sizes.lives) for number in range(min(200, sizes.lives))]
         taken = []
         for key in keys:
             started = time.perf_counter()
@@ -268,7 +271,7 @@ class LogBench:
             peer.store(group, encode_batch(group))
         theirs = []
         for key in keys[: sizes.peer_lives]:
-            name = f"life-{int(key.request_id.removeprefix('life-')) % sizes.peer_lives}"
+            name = life_key(int(key.request_id.removeprefix("life-")) % sizes.peer_lives).request_id
             started = time.perf_counter()
             peer.read(name)
             theirs.append(time.perf_counter() - started)

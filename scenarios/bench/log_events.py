@@ -15,7 +15,7 @@ from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.fold import apply
 from kvsweep.ledger.ids import POOL, Operation, RequestKey, Rows, int32_bytes, no_rows
 from kvsweep.ledger.layout import LayerLayout, Layout
-from kvsweep.ledger.state import EMPTY, State
+from kvsweep.ledger.state import CLOSED_KEPT, EMPTY, State
 
 RANKS = ((0, 101), (1, 102))
 PRODUCER = 7
@@ -197,11 +197,18 @@ def rounds_of(turns: Sequence[list[Event]]) -> Iterator[list[list[Event]]]:
             group = []
 
 
+def life_key(number: int) -> RequestKey:
+    """Of the number-th plain life. The state forgets old closed lives, and their epochs raise those of new ones."""
+    forgotten = max(0, number // SIDE_BY_SIDE * SIDE_BY_SIDE - CLOSED_KEPT)
+    epoch = 1 + (life_key(forgotten - 1).request_epoch if forgotten else 0)
+    return RequestKey(f"life-{number}", epoch)
+
+
 def plain_lives(lives: int, life: int, run: Event) -> Iterator[Event]:
     """`lives` lives of `life` events of about 500 bytes, 64 side by side, after the run's configuration. They fold."""
     yield run
     for start in range(0, lives, SIDE_BY_SIDE):
-        keys = [RequestKey(f"life-{number}", 1) for number in range(start, min(start + SIDE_BY_SIDE, lives))]
+        keys = [life_key(number) for number in range(start, min(start + SIDE_BY_SIDE, lives))]
         for key in keys:
             yield e.RequestOpened(request=key, seq=0, pool_generation=1, rows=2)
         for seq in range(1, life - 2, EVENTS_A_ROUND):

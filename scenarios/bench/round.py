@@ -5,17 +5,20 @@ Nothing moves here: ranks and producer answer at once, so that what is measured 
 
 from __future__ import annotations
 
+import os
+import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from msgspec import Struct
+from rich.table import Table
 
-from kvsweep.kernels.table import Kernels, choose_kernels
+from kvsweep.kernels.table import Kernels, choose_kernels, describe
 from kvsweep.ledger.ids import Logical, Operation, RequestKey, Rows, int32_bytes, no_rows
 from kvsweep.ledger.layout import LayerLayout, Layout
 from kvsweep.ledger.messages import (
@@ -35,6 +38,12 @@ from kvsweep.runtime.upload_plan import keep_slots
 
 BLOCK_TOKENS = 16
 GOAL_US = 150.0
+SEED = 20260916
+Clock = Literal["wall", "cpu"]
+CLOCKS: dict[Clock, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.thread_time}
+Watcher: TypeAlias = Callable[[int, int], None]
+"""(rounds done, of how many)."""
+
 WARM_ROUNDS = 1
 """Rounds that are run and not counted, after the first upload of the whole selection."""
 
@@ -70,6 +79,11 @@ class Part(Struct, frozen=True, kw_only=True):
     limit: str
     limit_ms: float | None
     of_limit: float | None  # limit_ms / ours_ms: 1 and above meets it
+
+
+class RoundReport(Struct, frozen=True, kw_only=True):
+    machine: dict[str, str | int]
+    rows: list[Part]
 
 
 class Lap:
@@ -143,17 +157,20 @@ class RoundBench:
 
     # ---- the run
 
-    def run(self, rounds: int) -> list[Part]:
+    def run(self, rounds: int, watch: Watcher) -> list[Part]:
         """Open every request, upload its selection once, then `rounds` counted rounds."""
         for index in range(self.size.requests):
             self._open(index)
         laps: list[dict[str, float]] = []
         for at in range(-1 - WARM_ROUNDS, rounds):
+            watch(at + 1 + WARM_ROUNDS, rounds + 1 + WARM_ROUNDS)
             for key in self.scores:
                 self.lap.seconds = {}
                 self._round(key)
                 if at >= 0:
                     laps.append(dict(self.lap.seconds))
+            self.driver.log.flush()  # freed blocks wait for the disk, and here every request comes round at once
+            self._take_back()
         self.driver.check_laws()
         return list(self._parts(laps))
 
@@ -213,9 +230,12 @@ class RoundBench:
             driver.handle(Done(operation=operation, rank=rank, process_epoch=epoch, outcome="completed"))
         acknowledged = driver.state.pool.producer_epoch
         driver.handle(Acknowledged(operation=operation, process_epoch=acknowledged))
-        for effect in driver.poll():
+        self._take_back()
+
+    def _take_back(self) -> None:
+        for effect in self.driver.poll():
             if isinstance(effect, Release):
-                driver.release(effect)
+                self.driver.release(effect)
 
     def _churn(self, key: RequestKey) -> None:
         """Some of the best fall to the end and as many others rise to the top, in each layer."""
@@ -258,11 +278,41 @@ class RoundBench:
         )
 
 
-def run_round_bench(size: Size, *, rounds: int, seed: int, clock: Callable[[], float]) -> list[Part]:
-    """One run on a ledger in a temporary directory."""
+def run_round_bench(
+    size: Size,
+    *,
+    rounds: int,
+    clock: Clock = "wall",
+    seed: int = SEED,
+    watch: Watcher = lambda done, of: None,
+) -> RoundReport:
+    """One run on a ledger in a temporary directory, written by its thread.
+
+    clock  wall, or the CPU time of the serving thread: steadier where others use the machine
+    """
     with tempfile.TemporaryDirectory(prefix="kvsweep-bench-") as folder:
-        bench = RoundBench(size, f"sqlite:{Path(folder) / 'round.ledger'}", seed=seed, clock=clock)
+        bench = RoundBench(size, f"sqlite:{Path(folder) / 'round.ledger'}", seed=seed, clock=CLOCKS[clock])
         try:
-            return bench.run(rounds)
+            rows = bench.run(rounds, watch)
         finally:
             bench.close()
+    machine: dict[str, str | int] = {
+        "cores": os.cpu_count() or 0,
+        "kernels": describe(bench.kernels.kernels),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "system": f"{platform.system()} {platform.release()}",
+        "seed": seed,
+        "clock": clock,
+        "rounds": rounds,
+    }
+    return RoundReport(machine=machine, rows=rows)
+
+
+def round_table(report: RoundReport) -> Table:
+    table = Table("part", "size", "median ms", "p99 ms", "limit", "of limit")
+    table.title = f"bench round: {', '.join(str(value) for value in report.machine.values())}"
+    for row in report.rows:
+        of_limit = "" if row.of_limit is None else f"{row.of_limit:.2f}"
+        table.add_row(row.path, row.size, f"{row.ours_ms:,.4g}", f"{row.p99_ms:,.4g}", row.limit, of_limit)
+    return table
