@@ -93,9 +93,11 @@ class Space:
 
     def pack(self, coordinator: int, ranks: tuple[int, ...], spent: int) -> int:
         state = spent
-        for rank in ranks:
-            state = state << BITS | rank
-        return state << BITS | coordinator
+        for part in (*ranks, coordinator):
+            if part > MASK:
+                raise OverflowError(f"a world has at most {MASK + 1} parts of a kind")
+            state = state << BITS | part
+        return state
 
     def unpack(self, state: int) -> tuple[int, tuple[int, ...], int]:
         coordinator, state = state & MASK, state >> BITS
@@ -104,6 +106,9 @@ class Space:
             ranks.append(state & MASK)
             state >>= BITS
         return coordinator, tuple(reversed(ranks)), state
+
+    def spent(self, number: int) -> Spent:
+        return self._spent_of[number]
 
     def first(self) -> int:
         coordinator, _, pokes = first_coordinator(self.world)
@@ -186,11 +191,11 @@ class Space:
     def _lawless(self, coordinator: Coordinator) -> list[str]:
         found = laws.check(coordinator.state)
         ownership, layout = coordinator.state.ownership, self.world.layout
-        held = {block for own in ownership.own.values() for block in int32_view(own[0]).tolist()}
-        held |= set(ownership.shared_blocks(layout)[0].tolist())
-        pool = coordinator.pools.device.groups[0]
-        if pool.blocks - pool.free != len(held):
-            found.append(f"free and held make up the pool: {pool.free} free, {len(held)} held of {pool.blocks}")
+        for group, pool in enumerate(coordinator.pools.device.groups):
+            held = {block for own in ownership.own.values() for block in int32_view(own[group]).tolist()}
+            held |= set(ownership.shared_blocks(layout)[group].tolist())
+            if pool.blocks - pool.free != len(held):
+                found.append(f"free and held make up the pool: {pool.free} free, {len(held)} held of {pool.blocks}")
         return found
 
     def _forged(self, coordinator: Coordinator, number: int) -> list[str]:
@@ -202,38 +207,50 @@ class Space:
             except FAULTS as error:
                 found.append(f"nothing raises: {type(error).__name__}: {error}")
                 continue
+            found += after.complaints
             if turn.outcome not in ("refused", "ignored") or self.coordinators.number(after) != number:
                 found.append(f"a word that no rank said changes nothing: {message} was {turn.outcome}")
         return found
 
     def _turn(
-        self, number: int, what: object, action: str, take: Callable[[], Done], *, progress: bool, honest: bool
+        self,
+        number: int,
+        what: object,
+        action: str,
+        take: Callable[[], Done],
+        *,
+        progress: bool = False,
+        honest: bool = False,
+        repeats: bool = False,
     ) -> Next | None:
         """One turn of the core; None where nothing changes.
 
         what    names the message among those that this part may take
         honest  a rank or the producer said it, so it is no error
+        repeats  a call under a key that was used for it before
         """
         key = number, what
         if key not in self._turns:
-            self._turns[key] = self._new_turn(number, action, take, progress=progress, honest=honest)
+            self._turns[key] = self._new_turn(number, action, take, progress, honest, repeats)
         return self._turns[key]
 
     def _new_turn(
-        self, number: int, action: str, take: Callable[[], Done], *, progress: bool, honest: bool
+        self, number: int, action: str, take: Callable[[], Done], progress: bool, honest: bool, repeats: bool
     ) -> Next | None:
         before = self.coordinators[number]
         try:
             after, turn, pokes = take()
         except FAULTS as error:
             return Next(action, number, 0, progress, (f"nothing raises: {type(error).__name__}: {error}",))
-        found: list[str] = []
+        found = list(after.complaints)
         noted = turn is not None and turn.outcome in ("ignored", "repeated", "refused")
         if turn is not None:
             ended = len(after.reads) < len(before.reads)
             self.reached.update(situations.of_turn(before, turn, after, step_ended=ended))
             if honest and turn.outcome == "refused":
                 found.append(f"an honest word is no error: {turn.refusal}")
+            if repeats and (turn.outcome, turn.events, turn.effects) != ("repeated", (), ()):
+                found.append(f"a repeated call has its first answer: it was {turn.outcome}")
         if noted and self.exact and not found:
             return None  # it only counts up
         known = self._known(after)
@@ -288,7 +305,10 @@ class Space:
                     changes.append((change, spent))
             for move in moves(before, self._spent_of[spent]):
                 what = move.action, move.which
-                change = self._turn(number, what, move.action, move.take, progress=move.progress, honest=move.progress)
+                change = self._turn(
+                    number, what, move.action, move.take,
+                    progress=move.progress, honest=move.progress, repeats=move.repeats,
+                )  # fmt: skip
                 if change is not None:
                     changes.append((change, self._number_of(move.spent)))
             found = self._loop[number, spent] = tuple(changes)

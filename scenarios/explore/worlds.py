@@ -131,7 +131,7 @@ WORLDS: Final[tuple[World, ...]] = (
     World(
         name="store",
         title="Decoding writes a block, it is stored, and becomes a slot",
-        askers=one(select((0,), (1,)), until("tail", 6), until("seal", 6), select((0, 5), (1, 5)), retain((5,), (5,))),
+        askers=one(select((0,), (1,)), until("tail", 6), until("seal", 6), retain((0, 5), (5,))),
         faults=Faults(aborts=1, repetitions=1), steps=2, blocks=3,
         sometimes=(), states=0,
     ),
@@ -209,7 +209,7 @@ WORLDS: Final[tuple[World, ...]] = (
     World(
         name="zero-bytes",
         title="A plan of zero bytes publishes a keep map and changes no table",
-        askers=one(select((0, 1), (0, 1)), select((1,), (0,)), retain((1,), (0,)), select((1,), (0,))),
+        askers=one(select((0, 1), (0, 1)), select((1,), (0,)), retain((1,), (0,))),
         faults=Faults(preemptions=1, producer_restarts=1), steps=1, blocks=4,
         sometimes=(), states=0,
     ),
@@ -218,6 +218,20 @@ WORLDS: Final[tuple[World, ...]] = (
         title="A request finishes in the middle of anything and its id begins a new life",
         askers=one(*rounds(W0, W1)),
         faults=Faults(finishes=2, reopenings=1), steps=2, blocks=4, forged=True,
+        sometimes=(), states=0,
+    ),
+    World(
+        name="window",
+        title="A group of sliding windows drops what no query sees any more, while steps and stores go on",
+        askers=one(until("tail", 3), until("seal", 2), until("seal", 3), retain((1,), (2,)), blocks=0),
+        faults=Faults(preemptions=1), steps=2, blocks=4, layers=2, sliding=1,
+        sometimes=(), states=0,
+    ),
+    World(
+        name="repeated-calls",
+        title="A call whose answer was lost is made again under its key, at any later moment",
+        askers=one(*rounds(W0, W1)),
+        faults=Faults(aborts=1, preemptions=1), steps=1, blocks=4, keyed=True,
         sometimes=(), states=0,
     ),
 )  # fmt: skip
