@@ -114,7 +114,7 @@ def free_row(state: State, request: RequestState, event: Event, row: int) -> Non
 def adopted_areas(request: RequestState, event: Event, adopted: Rows[Logical], layout: Layout) -> Rows[Physical]:
     """Areas of clean tail blocks, row for row. Only a clean block may be adopted, and only by an active layer."""
     active = layout.active_layers
-    if not adopted.id_bytes and adopted.layers.tolist() == list(active):
+    if not adopted.id_bytes and adopted.layer_bytes == layout.active_layer_bytes:
         return empty_like(adopted.layer_bytes)
     clean = {block.logical: block.physical for block in request.tail if block.phase == "clean"}
     rows: dict[int, list[int]] = {}
@@ -243,12 +243,15 @@ def commit_view(
         physical=open_operation.table,
         row=open_operation.row,
     )
-    ownership = state.ownership.change(
-        request.key,
-        state.pool.layout,
-        put={Holder("view", view.generation): Holding(areas=view.physical, rows=(view.row,))},
-        drop=drop,
-    )
+    holding = Holding(areas=view.physical, rows=(view.row,))
+    if open_operation.lane == "upload":  # a retain leaves out what it does not keep
+        holders, base = state.ownership.holders(request.key), Holder("view", request.current)
+        made_of = [holders[holder] for holder in drop]
+        if open_operation.kind == "diff" and base in holders:
+            made_of.append(holders[base])
+        holding = holding.made_of(made_of, state.pool.layout)
+    put = {Holder("view", view.generation): holding}
+    ownership = state.ownership.change(request.key, state.pool.layout, put=put, drop=drop)
     committed = replace(
         request,
         views=(*replaced_views(request, "upload" if open_operation.lane == "upload" else "retain"), view),

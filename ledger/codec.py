@@ -4,9 +4,11 @@ What comes back is checked again, because a body that still decodes may hold ids
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, Final, get_args
 
 import msgspec
+from msgspec import Struct
 
 from kvsweep.ledger.checks import CHECKS, LEFT, STRICT
 from kvsweep.ledger.errors import LayoutError, LogError, Unencodable
@@ -50,16 +52,47 @@ def encode(event: Event) -> bytes:
     return body
 
 
-def encode_batch(events: Sequence[Event]) -> list[bytes]:
-    """Wire bytes of each event. Raises LogError as `encode` does, naming the index in the batch too."""
+class Bodies(Struct, frozen=True, gc=False):
+    """Encoded events as they are stored together: one msgpack array."""
+
+    data: bytes
+    sizes: list[int]  # bytes of each event; what stands before the first is the array's head
+
+    @property
+    def start(self) -> int:
+        """Where the first event begins."""
+        return len(list_head(len(self.sizes)))
+
+    def each(self) -> list[bytes]:
+        ends = list(accumulate(self.sizes, initial=self.start))
+        return [self.data[start:end] for start, end in pairwise(ends)]
+
+    @classmethod
+    def of(cls, bodies: Sequence[bytes]) -> "Bodies":
+        """Of bodies that were encoded one by one."""
+        return cls(list_head(len(bodies)) + b"".join(bodies), [len(body) for body in bodies])
+
+    @classmethod
+    def joined(cls, parts: Sequence["Bodies"]) -> "Bodies":
+        """One array of what stands in several."""
+        if len(parts) == 1:
+            return parts[0]
+        sizes = [size for part in parts for size in part.sizes]
+        return cls(b"".join((list_head(len(sizes)), *(memoryview(part.data)[part.start :] for part in parts))), sizes)
+
+
+def encode_group(events: tuple[Event, ...] | list[Event]) -> Bodies:
+    """Wire bytes of some events. Raises LogError as `encode` does, naming the index among them too."""
     try:
-        bodies = [_ENCODER.encode(event) for event in events]
-        for event, read in zip(events, _STRICT_LIST.decode(_list_head(len(bodies)) + b"".join(bodies)), strict=True):
+        data = _ENCODER.encode(events)
+        for event, read in zip(events, _STRICT_LIST.decode(data), strict=True):
             left = LEFT[type(event)]
             if left is not None and not left(read):
                 break
         else:
-            return bodies
+            if len(events) == 1:
+                return Bodies(data, [len(data) - 1])  # the head of so short an array is one byte
+            return Bodies(data, [len(memoryview(piece)) for piece in _SPLITTER.decode(data)])
     except (TypeError, ValueError, OverflowError, RecursionError, KeyError):  # the decoder's errors are ValueErrors
         pass
     # One by one, to name what is wrong.
@@ -69,15 +102,24 @@ def encode_batch(events: Sequence[Event]) -> list[bytes]:
             bodies.append(encode(event))
         except LogError as error:
             raise Unencodable(f"batch[{index}]: {error}") from error
-    return bodies
+    return Bodies.of(bodies)
+
+
+def encode_batch(events: Sequence[Event]) -> list[bytes]:
+    """Wire bytes of each event. Raises LogError as `encode_group` does."""
+    return encode_group(list(events)).each()
 
 
 def decode_batch(bodies: bytes, count: int) -> list[Event] | None:
-    """Events of `count` bodies that stand one behind the other.
+    """Events of `count` bodies that stand one behind the other; see `decode_group`."""
+    return decode_group(list_head(count) + bodies)
+
+
+def decode_group(data: bytes) -> list[Event] | None:
+    """Events of one array of bodies.
 
     None where something is wrong with one of them: `decode` each to learn what.
     """
-    data = _list_head(count) + bodies
     try:
         _STRICT_LIST.decode(data)
         events = _LIST_DECODER.decode(data)
@@ -93,7 +135,7 @@ def decode_batch(bodies: bytes, count: int) -> list[Event] | None:
 def split_batch(bodies: bytes, count: int) -> list[bytes]:
     """Each of `count` bodies that stand one behind the other; fewer where the bytes end or make no sense."""
     try:
-        return [bytes(piece) for piece in _SPLITTER.decode(_list_head(count) + bodies)]
+        return [bytes(piece) for piece in _SPLITTER.decode(list_head(count) + bodies)]
     except ValueError:
         return []
 
@@ -128,7 +170,7 @@ def _is_fine(event: Event, body: bytes) -> bool:
     return left is None or left(event)
 
 
-def _list_head(count: int) -> bytes:
+def list_head(count: int) -> bytes:
     """Head of a msgpack array, as short as the encoder writes it."""
     if count < 16:
         return bytes((0x90 | count,))

@@ -15,8 +15,7 @@ from msgspec.structs import replace
 from kvsweep.ledger import events as e
 from kvsweep.ledger.errors import LayoutError
 from kvsweep.ledger.event_base import Event
-from kvsweep.ledger.fold import apply
-from kvsweep.ledger.frame import Frame
+from kvsweep.ledger.frame import Frame, follow
 from kvsweep.ledger.ids import POOL, RequestKey, int32_view
 from kvsweep.ledger.ownership import Ownership
 from kvsweep.ledger.query import Where
@@ -41,7 +40,7 @@ def fold_lives(
     since    frames up to there are not needed: the fold may begin at a snapshot
     sharing  take every life that shares a prefix, whoever was asked for
 
-    Raises what the fold raises for a ledger that does not hold.
+    Raises LogCorrupt for a ledger that does not hold.
     """
     yield from fold_from(log, start(log, lives, until=until, since=since, sharing=sharing), until=until)
 
@@ -78,7 +77,7 @@ def fold_from(log: LogStore, begun: Start, *, until: Position) -> Iterator[Frame
     for record in log.find(Where(lives=(POOL, *begun.lives), after=begun.position, until=until)):
         event = record.event
         before = _as_in_the_whole(state, event)
-        state = _skip(before, event) if _is_elsewhere(before, event) else apply(before, event)
+        state = _skip(before, event) if _is_elsewhere(before, event) else follow(before, record)
         yield Frame(position=record.position, event=event, before=before, after=state)
 
 

@@ -43,6 +43,12 @@ class Holding(Struct, frozen=True, kw_only=True, array_like=True, dict=True):
             self.__dict__["_blocks"] = known
         return known[1]
 
+    def made_of(self, parts: Iterable["Holding"], layout: Layout) -> "Holding":
+        """This holding, whose areas are just those of the parts: their blocks need not be looked for again."""
+        blocks = [part.blocks(layout) for part in parts]
+        self.__dict__["_blocks"] = layout, tuple(union(one[group] for one in blocks) for group in range(layout.groups))
+        return self
+
     @property
     def ascending_sources(self) -> Int32:
         """The CPU blocks, each once, ascending."""
@@ -143,15 +149,15 @@ def union(parts: Iterable[Int32]) -> Int32:
 
 
 def without(ids: Int32, others: Iterable[Int32]) -> Int32:
-    """int32[n]: those of `ids` that stand in none of the others; order and repeats stay. Ids are 0 or more."""
+    """int32[n]: those of `ids` that stand in none of the others. All are ascending and 0 or more."""
     if not ids.size:
         return ids
-    high = int(ids.max())
-    left = np.ones(high + 1, dtype=np.bool_)
-    for other in others:
-        if other.size:
-            left[other[other <= high] if int(other.max()) > high else other] = False
-    return ids[left[ids]]
+    parts = [other for other in others if other.size]
+    named = np.zeros(max(int(part[-1]) for part in (ids, *parts)) + 1, dtype=np.bool_)
+    for part in parts:
+        named[part] = True
+    left: Int32 = ids[~named[ids]]
+    return left
 
 
 def missing_from(ids: Int32, ascending: Int32) -> Int32:

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kvsweep.ledger.errors import LayoutError
-from kvsweep.ledger.ids import Int32
+from kvsweep.ledger.ids import Int32, int32_bytes
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 GroupKind = Literal["full", "sliding"]
@@ -103,6 +103,16 @@ class Layout(Struct, frozen=True, kw_only=True, array_like=True, dict=True):
     def group_of_layer(self) -> Int32:
         """int32[layers]: the group of each."""
         return np.fromiter((layer.group for layer in self.layers), dtype=np.int32, count=len(self.layers))
+
+    @functools.cached_property
+    def active_layer_bytes(self) -> bytes:
+        """'<i4': the active layers, as rows over them begin."""
+        return int32_bytes(self.active_layers)
+
+    @functools.cached_property
+    def active_group_bytes(self) -> bytes:
+        """'<i4': the group of each active layer."""
+        return int32_bytes([self.layers[layer].group for layer in self.active_layers])
 
     @functools.cached_property
     def active_layers(self) -> tuple[int, ...]:

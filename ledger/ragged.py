@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from kvsweep.ledger.ids import Int32, Physical, Rows, S, Slot
+from kvsweep.ledger.ids import Int32, Rows, S, Slot
 
 
 def first_unsorted(rows: Rows[S]) -> int | None:
@@ -81,10 +81,10 @@ def joined_rows(first: Rows[S], second: Rows[S]) -> Rows[S]:
     return Rows(layer_bytes=first.layer_bytes, row_ptr_bytes=ends.astype("<i4").tobytes(), id_bytes=b"".join(parts))
 
 
-def picked(rows: Rows[S], slots: Rows[Slot]) -> Rows[S]:
-    """The ids at these slots, row for row. The same layers; every slot is inside its row."""
-    ids = rows.ids[slots.ids + np.repeat(rows.row_ptr[:-1], slots.counts)]
-    return Rows(layer_bytes=slots.layer_bytes, row_ptr_bytes=slots.row_ptr_bytes, id_bytes=ids.tobytes())
+def places(rows: Rows[S], slots: Rows[Slot]) -> Int32:
+    """int32[n]: where the ids at these slots stand, row after row. The same layers; every slot is inside its row."""
+    at: Int32 = slots.ids + np.repeat(rows.row_ptr[:-1], slots.counts)
+    return at
 
 
 def slots_of(rows: Rows[S], wanted: Rows[S]) -> Rows[Slot]:
@@ -107,7 +107,7 @@ def slots_of(rows: Rows[S], wanted: Rows[S]) -> Rows[Slot]:
     )
 
 
-def rows_like(rows: Rows[Slot], ids: Int32) -> Rows[Physical]:
+def rows_like(rows: Rows[Slot], ids: Int32) -> Rows[S]:
     """Rows of the same shape with other ids. ids int32[n], as many as `rows` has."""
     return Rows(layer_bytes=rows.layer_bytes, row_ptr_bytes=rows.row_ptr_bytes, id_bytes=ids.astype("<i4").tobytes())
 

@@ -31,7 +31,7 @@ from kvsweep.ledger.events import (
 from kvsweep.ledger.ids import Logical, Physical, Rows
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.ownership import Holder, Holding
-from kvsweep.ledger.ragged import empty_like, first_repeated, joined_rows, picked, same_rows
+from kvsweep.ledger.ragged import empty_like, first_repeated, joined_rows, places, rows_like, same_rows
 from kvsweep.ledger.state import Lane, OpenOperation, RequestState, State
 
 
@@ -40,8 +40,8 @@ def planned(state: State, request: RequestState, event: RetainPlanned) -> State:
     pool = begin(state, request, event, event.operation)
     generation = next_generation(request, event, event.generation)
     layout = state.pool.layout
-    active = list(layout.active_layers)
-    if event.keep.layers.tolist() != active:
+    if event.keep.layer_bytes != layout.active_layer_bytes:
+        active = list(layout.active_layers)
         refuse(request, event, f"expected a row for each active layer {active}, got {event.keep.layers.tolist()}")
     free_row(state, request, event, event.row)
     check_destinations(state, request, event, event.moved_to, event.reserved)
@@ -97,7 +97,8 @@ def _kept(request: RequestState, event: RetainPlanned) -> tuple[Rows[Logical], R
     check_slots(request, event, event.keep, view)
     if view is None:
         return empty_like(event.keep.layer_bytes), empty_like(event.keep.layer_bytes)
-    return picked(view.logical, event.keep), picked(view.physical, event.keep)
+    at = places(view.logical, event.keep)
+    return rows_like(event.keep, view.logical.ids[at]), rows_like(event.keep, view.physical.ids[at])
 
 
 def _moved(request: RequestState, event: RetainPlanned, table: Rows[Physical]) -> Rows[Physical]:

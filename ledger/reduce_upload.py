@@ -61,8 +61,8 @@ def selected(state: State, request: RequestState, event: BlocksSelected) -> Stat
 def planned(state: State, request: RequestState, event: UploadPlanned) -> State:
     pool = begin(state, request, event, event.operation)
     generation = next_generation(request, event, event.generation)
-    active = list(state.pool.layout.active_layers)
-    if event.logical.layers.tolist() != active:
+    if event.logical.layer_bytes != state.pool.layout.active_layer_bytes:
+        active = list(state.pool.layout.active_layers)
         refuse(request, event, f"expected a row for each active layer {active}, got {event.logical.layers.tolist()}")
     view = request.view
     for wrong in (first_unsorted(event.logical), first_outside(event.logical, request.whole_blocks)):

@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from kvsweep.ledger.codec import encode_batch
+from kvsweep.ledger.codec import encode_group
 from kvsweep.ledger.errors import LogCorrupt, LogError
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.store import Position, Snapshot
@@ -63,7 +63,7 @@ class _Copy:
 
     def add(self, events: list[Event], time: int) -> None:
         numbers, new = self._names.assign(event.request.request_id for event in events)
-        self._intake.store(pack(events, encode_batch(events), numbers, self.last + 1, time), new)
+        self._intake.store(pack(events, encode_group(events), numbers, self.last + 1, time), new)
         self._names.keep(numbers, new)
         self.last += len(events)
 

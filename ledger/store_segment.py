@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from kvsweep.ledger.codec import split_batch
+from kvsweep.ledger.codec import Bodies, list_head, split_batch
 from kvsweep.ledger.digest import Digest
 from kvsweep.ledger.errors import LogCorrupt, LogError
 from kvsweep.ledger.event_base import Event
@@ -125,7 +125,9 @@ class GroupSegment:
                 raise LogCorrupt(first, f"the request {min(unknown)!r} has no number")
             [(plain, body)] = self.db.raw.execute("SELECT plain, body FROM groups WHERE first = ?", (first,)).fetchall()
             # As they were written: an event that has got a field since is encoded otherwise today.
-            again = pack(events, split_batch(body, len(events)), names, first, time)
+            head = len(list_head(len(events)))
+            bodies = Bodies(body, [len(piece) for piece in split_batch(body[head:], len(events))])
+            again = pack(events, bodies, names, first, time)
             places = msgspec.json.decode(again.places, type=list[Place])
             found = [self._place(place) == (*place[3:5], first, *place[5:]) for place in places]
             if plain != again.plain or not all(found):

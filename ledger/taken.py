@@ -34,7 +34,10 @@ class Taken:
 
     def _changed(self, device: Sequence[Int32], cpu: Iterable[Int32], held: bool) -> "Taken":
         groups = tuple(_set(old, (new,), held) for old, new in zip(self.device, device, strict=True)) if device else ()
-        return Taken(groups or self.device, _set(self.cpu, cpu, held))
+        groups, marks = groups or self.device, _set(self.cpu, cpu, held)
+        if marks is self.cpu and all(new is old for new, old in zip(groups, self.device, strict=True)):
+            return self
+        return Taken(groups, marks)
 
     def device_blocks(self, group: int, ids: Int32) -> Bools:
         """bool[n]: which of the group's blocks `ids` somebody holds."""

@@ -189,6 +189,8 @@ def release(batch: Batch) -> None:
         return
     layout = batch.state.pool.layout
     before, after = batch.before.ownership.taken(layout), batch.state.ownership.taken(layout)
+    if before is after:
+        return
     device = tuple(int32_bytes(freed(was, now)) for was, now in zip(before.device, after.device, strict=True))
     cpu = int32_bytes(freed(before.cpu, after.cpu))
     if any(device) or cpu:

@@ -22,8 +22,8 @@ class VacantAreas:
         self.blocks, held = ownership.occupancy(request, group, layout)
         self._at = {layer: row for row, layer in enumerate(self.layers)}
         self._vacant: npt.NDArray[np.bool_] = ~held
-        fullness = held.sum(axis=0)
-        self._order = np.lexsort((self.blocks, -fullness))  # fullest first, lowest id among equals
+        fullness = np.add.reduce(held, axis=0, dtype=np.int32)
+        self._order = np.argsort(-fullness, kind="stable")  # fullest first, lowest id among equals
 
     def fullest(self, layers: Int32, wanted: Int32) -> tuple[Int32, Int32, int]:
         """For each layer its first `wanted` vacant blocks, fullest block first.
@@ -31,7 +31,9 @@ class VacantAreas:
         layers, wanted  int32[rows]
         Returns the blocks, row after row, how many of each row, and how many were vacant in all.
         """
-        vacant = self._vacant[np.searchsorted(self.layers, layers)][:, self._order]
+        vacant = np.take(self._vacant, self._order, axis=1)
+        if layers.size != len(self.layers):
+            vacant = vacant[np.searchsorted(self.layers, layers)]
         nth = np.cumsum(vacant, axis=1, dtype=np.int32)
         if not nth.size:
             return EMPTY, np.zeros(layers.size, dtype=np.int32), 0

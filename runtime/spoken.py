@@ -1,10 +1,29 @@
 """Operations that ranks may still be spoken to about, so that the floor needs no look at every request."""
 
 from collections.abc import Iterable
+from typing import Final
 
+from kvsweep.ledger import events as e
 from kvsweep.ledger.event_base import Event
-from kvsweep.ledger.ids import POOL, RequestKey
+from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.state import EMPTY, State
+
+BEGINS_OR_ENDS: Final = frozenset(
+    {
+        e.UploadPlanned,
+        e.KeepMapPublished,
+        e.UploadAcknowledged,
+        e.UploadAborted,
+        e.RetainPlanned,
+        e.RetainAcknowledged,
+        e.RetainAborted,
+        e.StoreStarted,
+        e.StoreCompleted,
+        e.StoreAborted,
+        e.TransferSettled,
+    }
+)
+"""Events after which a request has another set of operations."""
 
 
 class Spoken:
@@ -25,9 +44,8 @@ class Spoken:
 
     def adopted(self, state: State, events: Iterable[Event]) -> None:
         """A batch is part of the state now."""
-        for key in dict.fromkeys(event.request for event in events):
-            if key != POOL:
-                self._look(state, key)
+        for key in {event.request: None for event in events if type(event) in BEGINS_OR_ENDS}:
+            self._look(state, key)
 
     def _look(self, state: State, key: RequestKey) -> None:
         request = state.request(key)

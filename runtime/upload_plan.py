@@ -171,14 +171,14 @@ def check_selection(request: RequestState, selection: BlockSelection, layout: La
             f"got {selection.whole_blocks}"
         )
     active = list(layout.active_layers)
-    groups = [layout.layers[layer].group for layer in active]
-    if int32_view(selection.group_by_layer).tolist() != groups:
+    if selection.group_by_layer != layout.active_group_bytes:
+        groups = int32_view(layout.active_group_bytes).tolist()
         refuse(f"group_by_layer: expected {groups}, got {int32_view(selection.group_by_layer).tolist()}")
     for name, rows in (
         ("logical_blocks_by_layer", selection.logical_blocks_by_layer),
         ("ranked_tail_by_layer", selection.ranked_tail_by_layer),
     ):
-        if rows.layers.tolist() != active:
+        if rows.layer_bytes != layout.active_layer_bytes:
             refuse(f"{name}: expected a row for each active layer {active}, got {rows.layers.tolist()}")
         wrong = first_outside(rows, selection.whole_blocks)
         if wrong is not None:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from kvsweep.ledger.codec import decode_batch, encode_batch
+from kvsweep.ledger.codec import decode_group, encode_batch, encode_group
 from kvsweep.ledger.digest import Digest
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.fold import apply
@@ -181,17 +181,17 @@ class LogBench:
     def _replay(self) -> None:
         """Decode and fold of the recorded run, from bodies in memory."""
         groups = list(batches(iter(self._run.turns), min(GROUP, sum(map(len, self._run.turns)))))
-        made = [(b"".join(encode_batch(group)), len(group)) for group in groups]
-        count = sum(number for _, number in made)
+        made = [encode_group(group).data for group in groups]
+        count = sum(map(len, groups))
         folded, decoded = [], []
         for _ in range(self._sizes.rounds):
             started = self._now()
-            for body, number in made:
-                decode_batch(body, number)
+            for body in made:
+                decode_group(body)
             decoded.append(self._now() - started)
             state, started = EMPTY, self._now()
-            for body, number in made:
-                for event in decode_batch(body, number) or ():
+            for body in made:
+                for event in decode_group(body) or ():
                     state = apply(state, event)
             folded.append(self._now() - started)
         ours, alone = min(folded), min(decoded)
@@ -228,7 +228,7 @@ class LogBench:
         log, state, digest, group, written = SqliteLog(path), EMPTY, Digest(), list[Event](), 0
 
         def store(state: State) -> None:
-            log.append_encoded(group, encode_batch(group), level="process")
+            log.append_encoded(group, encode_group(group), level="process")
             log.pace.added(len(group), 500 * len(group))
             if log.snapshot_due():
                 log.keep_snapshot(

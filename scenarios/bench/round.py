@@ -225,7 +225,7 @@ class RoundBench:
         driver = self.driver
         if operation is None:
             raise LookupError("nothing was started")
-        driver.poll()
+        self._take_back()
         for rank, epoch in driver.state.pool.ranks:
             driver.handle(Done(operation=operation, rank=rank, process_epoch=epoch, outcome="completed"))
         acknowledged = driver.state.pool.producer_epoch

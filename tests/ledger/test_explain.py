@@ -15,9 +15,10 @@ from kvsweep.ledger import events as e
 from kvsweep.ledger import phases
 from kvsweep.ledger.clauses import CLAUSES
 from kvsweep.ledger.codec import EVENT_TYPES
-from kvsweep.ledger.errors import LayoutError
+from kvsweep.ledger.errors import LayoutError, LogCorrupt
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.explain import Change, Explanation, Step, explain, explain_frame, render
+from kvsweep.ledger.facts import OF_OPERATION
 from kvsweep.ledger.figures import figures
 from kvsweep.ledger.ids import POOL, RequestKey
 from kvsweep.ledger.joint import JOINT
@@ -279,3 +280,24 @@ def test_a_late_word_on_a_forgotten_life_is_explained_in_the_pool_s_stream(writt
     assert found.decision.expected == "an open or settling operation"
     assert found.state == "pool"
     assert found.changes == ()
+
+
+def test_an_operation_of_many_words_is_told_by_its_latest(written: Any) -> None:
+    events = list(written.events)
+    index = next(at for at, event in enumerate(events) if isinstance(event, e.AckIgnored))
+    event: Any = events[index]
+    repeated = [msgspec.structs.replace(event, seq=event.seq + n) for n in range(2 * OF_OPERATION)]
+    found = explain(_memory([*events[:index], *repeated]), index + len(repeated))
+    said = [fact for fact in found.facts if fact.type == "AckIgnored"]
+    assert len(said) == OF_OPERATION
+    assert said[-1].position == index + len(repeated) - 1
+
+
+def test_a_history_that_was_not_lived_is_named_where_it_breaks(written: Any) -> None:
+    events = list(written.events)
+    index = next(at for at, event in enumerate(events) if isinstance(event, e.ResidencyCommitted))
+    event: Any = events[index]
+    events[index] = msgspec.structs.replace(event, generation=9)
+    with pytest.raises(LogCorrupt, match=rf"corrupt at position {index + 1}: .*expected generation 1, got 9"):
+        explain(_memory(events), index + 2)
+    assert explain(_memory(events), index).position == index

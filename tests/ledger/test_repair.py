@@ -117,7 +117,7 @@ def test_a_damage_within_a_group_drops_the_whole_group(threes: Path, written: An
 def test_places_that_are_wrong_are_written_anew_and_nothing_is_dropped(threes: Path, written: Any) -> None:
     for statement in (
         "DELETE FROM places WHERE rid = 2 AND seq = 5",
-        "UPDATE places SET offset = 1 WHERE rid = 2 AND seq = 5",
+        "UPDATE places SET offset = offset + 1 WHERE rid = 2 AND seq = 5",
         "INSERT INTO places SELECT 77, epoch, seq, events, position, first, offset, bytes FROM places LIMIT 1",
         "DELETE FROM requests WHERE id = 'a-b-c'",
     ):

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from kvsweep.ledger import events as e
-from kvsweep.ledger.codec import SCHEMA
+from kvsweep.ledger.codec import SCHEMA, Bodies, list_head
 from kvsweep.ledger.errors import LogCorrupt, LogError, SequenceConflict, UnknownSchema
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.sqlite import PAGE_BYTES, SqliteLog
@@ -306,6 +306,7 @@ def test_changed_tables_and_header_are_noticed(full: Path, statement: str, messa
     ("statement", "position", "message"),
     [
         ("UPDATE groups SET body = zeroblob(length(body)) WHERE first = 4", 4, "the event does not have the checksum"),
+        ("UPDATE groups SET body = CAST(x'92' || substr(body, 2) AS BLOB) WHERE first = 4", 4, "or lacks its head"),
         ("UPDATE groups SET body = CAST(body || x'00' AS BLOB) WHERE first = 4", 4, "bytes that belong to no event"),
         ("UPDATE groups SET body = 'text' WHERE first = 4", 4, "its group does not have the checksum"),
         ("UPDATE groups SET plain = replace(plain, 'RequestOpened', 'RequestClosed') WHERE first = 1", 1, "checksum"),
@@ -329,9 +330,11 @@ def test_a_changed_group_is_corrupt_at_its_position(threes: Path, statement: str
 
 def test_a_flipped_byte_is_corrupt_at_its_own_event(full: Path, written: Any) -> None:
     """One group holds all fifty: the checksums along the way tell which it is."""
-    body = b"".join(msgspec.msgpack.encode(event) for event in written.events)
-    ends = list(itertools.accumulate(len(msgspec.msgpack.encode(event)) for event in written.events))
-    for at in (0, ends[0] - 1, ends[0], ends[20] + 1, len(body) - 1):
+    head = list_head(len(written.events))
+    body = head + b"".join(msgspec.msgpack.encode(event) for event in written.events)
+    sizes = [len(msgspec.msgpack.encode(event)) for event in written.events]
+    ends = list(itertools.accumulate(sizes, initial=len(head)))[1:]
+    for at in (len(head), ends[0] - 1, ends[0], ends[20] + 1, len(body) - 1):
         edit(full, "UPDATE groups SET body = ?", body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :])
         log = open_log(f"sqlite:{full}", read_only=True)
         with pytest.raises(LogCorrupt, match="the event does not have the checksum that it was written with") as found:
@@ -372,7 +375,9 @@ def test_a_body_with_a_right_checksum_that_is_no_event_is_corrupt(path: Path) ->
     """A checksum says that the bytes are those written, not that they mean something."""
     log = SqliteLog(str(path))
     log.append_encoded(
-        resumed(0, 1), [b"\x93\x03\x92\xa5a-b-c\x01\x00", b"\x93\x03\x92\xa5a-b-c\x01\xff"], level="process"
+        resumed(0, 1),
+        Bodies.of([b"\x93\x03\x92\xa5a-b-c\x01\x00", b"\x93\x03\x92\xa5a-b-c\x01\xff"]),
+        level="process",
     )
     for request in (None, KEY):
         records = log.read(request)
@@ -386,7 +391,7 @@ def test_an_older_event_with_fewer_fields_is_read_one_by_one(path: Path, written
     event = written.events[0]
     short = msgspec.msgpack.encode(msgspec.msgpack.decode(msgspec.msgpack.encode(event))[:-1])
     log = SqliteLog(str(path))
-    log.append_encoded([event], [short], level="process")
+    log.append_encoded([event], Bodies.of([short]), level="process")
     assert [record.event for record in log.read()] == [record.event for record in log.read(event.request)] == [event]
     log.close()
 

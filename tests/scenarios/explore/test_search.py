@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from kvsweep.ledger import acks, fold, reduce_settle
 from kvsweep.ledger.errors import Refused
 from kvsweep.ledger.events import AckIgnored
-from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.messages import Release
 from kvsweep.ledger.ownership import Ownership
 from kvsweep.ledger.state import OpenOperation, RequestState, State
@@ -68,8 +67,8 @@ def test_a_tail_block_that_leaves_under_its_writer_is_found(monkeypatch: pytest.
 
 
 def test_a_block_that_is_sealed_before_it_is_confirmed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def every(batch: Batch, command: Any, reserved: Any) -> Any:
-        return seal(batch, replace(command, confirmed_tokens=command.confirmed_tokens + 4), reserved)
+    def every(batch: Batch, context: Any, command: Any, reserved: Any) -> Any:
+        return seal(batch, context, replace(command, confirmed_tokens=command.confirmed_tokens + 4), reserved)
 
     seal = decide_request.seal_tail
     monkeypatch.setattr(decide_request, "seal_tail", every)
@@ -158,9 +157,9 @@ def test_blocks_that_stay_away_from_their_pool_are_found(monkeypatch: pytest.Mon
 
 
 def test_what_the_core_raises_is_a_broken_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    def raises(batch: Batch, key: RequestKey) -> bool:
-        if batch.request(key).upload.phase == "MOVED":
-            raise Refused(key, "ResidencyCommitted", "running", (), "planted")
+    def raises(batch: Batch, request: RequestState) -> bool:
+        if request.upload.phase == "MOVED":
+            raise Refused(request.key, "ResidencyCommitted", "running", (), "planted")
         return False
 
     monkeypatch.setattr(advance, "_commit", raises)
