@@ -144,7 +144,7 @@ CHECKS: Final[Mapping[type[Event], Check]] = {
 
 Count = Annotated[int, Meta(ge=0, le=INT64_MAX)]
 Word = Annotated[int, Meta(ge=-INT64_MAX - 1, le=INT64_MAX)]
-Seconds = Annotated[float, Meta(ge=0.0, le=float.fromhex("0x1.fffffffffffffp+1023"))]
+Seconds = Annotated[float, Meta(ge=0.0, le=math.nextafter(math.inf, 0.0))]
 
 
 class _Strict:

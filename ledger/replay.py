@@ -152,15 +152,13 @@ class Ledger:
 
         Raises LayoutError for a ledger that does not keep times.
         """
-        low, high = self.log.header.first, self.last() + 1
+        low, high, wanted = self.log.header.first, self.last() + 1, round(seconds * 1e6)
         while low < high:
             middle = (low + high) // 2
             record = next(self.log.find(Where(after=middle - 1, until=middle)), None)
             if record is None or not record.time:
-                raise LayoutError(
-                    "time", "a ledger of schema 2 or later, which keeps times", f"schema {self.header.schema}"
-                )
-            if record.time < seconds * 1e6:
+                raise LayoutError("time", "a ledger file that keeps times (schema 2 or later)", "one that does not")
+            if record.time < wanted:
                 low = middle + 1
             else:
                 high = middle

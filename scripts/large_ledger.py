@@ -8,6 +8,7 @@ Every one is folded, so that its digests and snapshots are those of a coordinato
 """
 
 import argparse
+import resource
 import subprocess
 import sys
 import time
@@ -210,12 +211,14 @@ def ask(path: str) -> None:
     ]
     for verb, *options in questions:
         command = [Path(sys.executable).with_name("kvsweep"), "log", verb, path, *options, "--json"]
-        walls = []
+        found = []
         for _ in range(3):
-            started = time.perf_counter()
+            before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
             subprocess.run([str(word) for word in command], check=True, capture_output=True)
-            walls.append(time.perf_counter() - started)
-        print(f"{min(walls):6.2f} s  {verb} {' '.join(map(str, options))}", flush=True)
+            wall, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+            found.append((wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime))
+        wall, cpu = min(one for one, _ in found), min(one for _, one in found)
+        print(f"{wall:6.2f} s  {cpu:6.2f} s of CPU  {verb} {' '.join(map(str, options))}", flush=True)
 
 
 def main() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ledger.lives import EVERY_SNAPSHOT, Life
 from tests.ledger.test_golden import golden
-from tests.ledger.test_rotation import EVERY_SNAPSHOT, Life
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.errors import LogCorrupt, LogError

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from tests.ledger.small_run import small_run
 from tests.ledger.test_block_life import answered, recounted
 from tests.ledger.test_excerpt import Apart, walked
 from tests.ledger.walks import Walk
@@ -13,6 +15,7 @@ from tests.ledger.walks import Walk
 from kvsweep.ledger.digest import Digest
 from kvsweep.ledger.errors import LayoutError
 from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.events import DigestRecorded
 from kvsweep.ledger.excerpt import open_lives, operations_begun
 from kvsweep.ledger.explain import explain_frame
 from kvsweep.ledger.fold import apply
@@ -119,3 +122,44 @@ def test_a_life_that_began_in_a_file_that_is_gone_is_folded_from_the_snapshot(ma
             last = own[-1].position
             assert ledger.state(last, lives=(life,)).request(life) == frames[last - 1].after.request(life)
     assert ledger.figures(first, lives=(RequestKey("nobody", 1),)) == []
+
+
+def test_j1_a_digest_of_before_the_snapshot_is_taken_on_trust_and_one_behind_it_is_not(tmp_path: Path) -> None:
+    """J1: `check` begins at the snapshot, `verify` at the first event."""
+    events: list[Any] = list(small_run().events)
+    recorded = next(at for at, event in enumerate(events) if isinstance(event, DigestRecorded))
+    events[recorded], events[recorded + 1] = events[recorded + 1], events[recorded]
+    url, state, digest = f"sqlite:{tmp_path / 'ledger.db'}", EMPTY, Digest()
+    log = open_log(url)
+    for event in events[: recorded + 1]:
+        state = apply(state, event)
+        digest.update(event)
+    log.append(events[: recorded + 1])
+    value = digest.value(state)
+    log.keep_snapshot(Snapshot(position=recorded + 1, digest=value, chain=digest.chain, state=state))
+    log.append(events[recorded + 1 : recorded + 2])
+    with Ledger.open(url) as ledger:
+        checked, _ = ledger.check()
+        assert (checked.ok, checked.since, checked.recorded_digest) == (True, recorded + 1, None)
+        assert ledger.verify().recorded_digest == events[recorded + 1].digest
+    forged = replace(events[recorded + 1], seq=2, position=recorded + 2, digest="another")
+    log.append([forged])
+    log.close()
+    with Ledger.open(url) as ledger:
+        checked, _ = ledger.check()
+        assert (checked.ok, checked.position, checked.recorded_digest) == (False, recorded + 2, "another")
+
+
+def test_a_time_is_the_first_event_stored_then_or_later(tmp_path: Path) -> None:
+    url = f"sqlite:{tmp_path / 'ledger.db'}"
+    log = open_log(url)
+    for event in small_run().events:
+        log.append([event])
+    log.close()
+    with Ledger.open(url) as ledger:
+        times = [record.time for record in ledger.events()]
+        for time in times:
+            assert ledger.position_at(time / 1e6) == times.index(time) + 1
+            assert ledger.position_at((time + 1) / 1e6) == sum(other <= time for other in times) + 1
+    with pytest.raises(LayoutError, match=r"time: expected a ledger file that keeps times .*, got one that does not"):
+        Ledger(walked(Apart, SEED)).position_at(0.0)
