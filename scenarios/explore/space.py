@@ -27,6 +27,7 @@ from kvsweep.scenarios.explore.world import World
 
 BITS = 24
 MASK = (1 << BITS) - 1
+NOT_KNOWN = -1
 FAULTS = (KvsweepError, LookupError, ValueError, TypeError, AttributeError)
 """What production code could raise by mistake; anything that a message makes it raise is a broken law."""
 
@@ -66,8 +67,8 @@ class Space:
         self.world, self.exact = world, exact
         self.reached: set[str] = set()
         canonical: Callable[[Coordinator], object] = Coordinator.exact if exact else Coordinator.canonical
-        self.coordinators = Parts[Coordinator](canonical)
-        self.ranks = Parts[Rank](Rank.canonical)
+        self.coordinators = Parts[Coordinator](canonical, MASK)
+        self.ranks = Parts[Rank](Rank.canonical, MASK)
         self._spent: dict[Spent, int] = {}
         self._spent_of: list[Spent] = []
         self._pokes: dict[tuple[Poke, ...], int] = {(): 0}
@@ -88,14 +89,15 @@ class Space:
         self._turns: dict[tuple[int, object], Next | None] = {}
         self._poked: dict[tuple[int, int], int] = {}
         self._kept: dict[tuple[int, int], tuple[str, ...]] = {}
+        self._more: dict[tuple[int, str], int | None] = {}
+        self._places = tuple(BITS * (world.ranks - at) for at in range(world.ranks))
+        self._top = BITS * (world.ranks + 1)
 
     # ---- states
 
     def pack(self, coordinator: int, ranks: tuple[int, ...], spent: int) -> int:
         state = spent
         for part in (*ranks, coordinator):
-            if part > MASK:
-                raise OverflowError(f"a world has at most {MASK + 1} parts of a kind")
             state = state << BITS | part
         return state
 
@@ -132,37 +134,49 @@ class Space:
     def successors(self, state: int) -> Iterator[Successor]:
         """Everything that may happen next and changes something."""
         coordinator, ranks, spent = self.unpack(state)
-        used = self._spent_of[spent]
-        faults = self.world.faults
+        sent, faults = self._sent[coordinator], self.world.faults
+        more_failures = self._one_more(spent, "failures") if faults.failures else None
+        more_restarts = self._one_more(spent, "rank_restarts") if faults.rank_restarts else None
         for at, rank in enumerate(ranks):
-            for move in self._rank_moves(self._sent[coordinator], rank, at):
-                yield move.action, self._with_rank(coordinator, ranks, spent, at, move.rank), True, move.broken
+            place = self._places[at]
+            for move in self._rank_moves(sent, rank, at):
+                yield move.action, state + ((move.rank - rank) << place), True, move.broken
             for word in self._word_moves(coordinator, rank):
-                yield self._after(word, ranks, spent)
-            if used.failures < faults.failures:
-                more = self._number_of(replace(used, failures=used.failures + 1))
+                yield self._after(state, word, coordinator, ranks)
+            if more_failures is not None:
                 for move in self._rank_failures(rank):
-                    yield move.action, self._with_rank(coordinator, ranks, more, at, move.rank), False, move.broken
-            if used.rank_restarts < faults.rank_restarts:
-                more = self._number_of(replace(used, rank_restarts=used.rank_restarts + 1))
-                move = self._rank_restart(rank)
-                yield move.action, self._with_rank(coordinator, ranks, more, at, move.rank), False, move.broken
-            for heard in self._heard(coordinator, rank):
-                yield self._after(heard, ranks, spent)
+                    yield move.action, state + ((move.rank - rank) << place) + more_failures, False, ()
+            if faults.rank_restarts:
+                if more_restarts is not None:
+                    move = self._rank_restart(rank)
+                    yield move.action, state + ((move.rank - rank) << place) + more_restarts, False, ()
+                for heard in self._heard(coordinator, rank):
+                    yield self._after(state, heard, coordinator, ranks)
         for change, left in self._loop_moves(coordinator, spent):
-            yield self._after(change, ranks, left)
+            yield self._after(state + ((left - spent) << self._top), change, coordinator, ranks)
 
     def undrained(self, state: int) -> list[str]:
         """Why a state without anything under way is not quiet."""
         return undrained(self.coordinators[self.unpack(state)[0]])
 
-    def _with_rank(self, coordinator: int, ranks: tuple[int, ...], spent: int, at: int, rank: int) -> int:
-        return self.pack(coordinator, (*ranks[:at], rank, *ranks[at + 1 :]), spent)
-
-    def _after(self, change: Next, ranks: tuple[int, ...], spent: int) -> Successor:
+    def _after(self, state: int, change: Next, coordinator: int, ranks: tuple[int, ...]) -> Successor:
+        state += change.coordinator - coordinator
         if change.pokes:
-            ranks = tuple(self._poke(rank, change.pokes) for rank in ranks)
-        return change.action, self.pack(change.coordinator, ranks, spent), change.progress, change.broken
+            for at, rank in enumerate(ranks):
+                state += (self._poke(rank, change.pokes) - rank) << self._places[at]
+        return change.action, state, change.progress, change.broken
+
+    def _one_more(self, spent: int, name: str) -> int | None:
+        """What one more of this fault adds to a state; None where the allowance is used up."""
+        found = self._more.get((spent, name), NOT_KNOWN)
+        if found == NOT_KNOWN:
+            used = self._spent_of[spent]
+            count, allowed = getattr(used, name), getattr(self.world.faults, name)
+            found = None
+            if count < allowed:
+                found = (self._number_of(replace(used, **{name: count + 1})) - spent) << self._top
+            self._more[spent, name] = found
+        return found
 
     # ---- the coordinator's part
 
@@ -330,15 +344,19 @@ class Space:
         if found is None:
             part, changes = self.ranks[rank], []
             for work in self._sent_of[sent].commands[at]:
-                after = part.receives(work)
+                action = f"rank {at} receives {type(work).__name__.lower()} #{work.operation.operation_id}"
+                try:
+                    after = part.receives(work)
+                except FAULTS as error:
+                    changes.append(NextRank(action, rank, (f"nothing raises: {type(error).__name__}: {error}",)))
+                    continue
                 self.reached.update(situations.of_delivery(part, work, after))
-                what = f"{type(work).__name__.lower()} #{work.operation.operation_id}"
-                changes.append(NextRank(f"rank {at} receives {what}", self.ranks.number(after)))
+                changes.append(NextRank(action, self.ranks.number(after)))
             for number in part.device.queued:
                 if number in self._sent_of[sent].settling:
                     self.reached.add("copies run after the abort")
                 changes.append(NextRank(f"rank {at} runs #{number}", self.ranks.number(part.runs(number))))
-            found = self._moves[sent, rank, at] = tuple(one for one in changes if one.rank != rank)
+            found = self._moves[sent, rank, at] = tuple(one for one in changes if one.rank != rank or one.broken)
         return found
 
     def _rank_failures(self, rank: int) -> tuple[NextRank, ...]:

@@ -128,9 +128,8 @@ class Cluster:
             for group in range(self.layout.groups):
                 shard.poison(group, np.arange(shard.blocks(group), dtype=np.int32))
         self.stack.restart_producer(register=False)
-        for request in list(self.driver.state.requests.values()) if register else ():
-            if request.life != "CLOSED" and (int32_view(request.stale) != HOLE).any():
-                self.register_stale(request.key)
+        if register:
+            self.register_all()
 
     def replace_table(self, rank: int, request_id: str) -> None:
         """Overwrite the current row of a request on one rank with a table of other blocks."""
@@ -163,6 +162,12 @@ class Cluster:
                 RegisterSources(request=key, logical=int32_bytes(logical), source=int32_bytes(table[logical]))
             )
         )
+
+    def register_all(self) -> None:
+        """The producer names every block that a restart of it made stale."""
+        for request in list(self.driver.state.requests.values()):
+            if request.life != "CLOSED" and (int32_view(request.stale) != HOLE).any():
+                self.register_stale(request.key)
 
     def register_new(self, key: RequestKey, blocks: int) -> None:
         """The producer holds these first blocks already, in CPU blocks that were free."""

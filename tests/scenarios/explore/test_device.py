@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.scenarios.explore.test_search import small
+from tests.scenarios.explore.small import small
 
 from kvsweep.ledger.errors import LayoutError
 from kvsweep.ledger.ids import Operation, RequestKey, Rows

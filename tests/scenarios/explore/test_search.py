@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from tests.scenarios.explore.small import UPLOADS, only, shipped, small
 
 from kvsweep.ledger import acks, fold, reduce_settle
 from kvsweep.ledger.errors import Refused
@@ -15,29 +16,10 @@ from kvsweep.runtime import advance, decide_process, decide_request
 from kvsweep.runtime.batch import Batch
 from kvsweep.runtime.steps import OpenSteps
 from kvsweep.scenarios.explore import coordinator, space
-from kvsweep.scenarios.explore.search import Found, Search, explore
+from kvsweep.scenarios.explore.search import Search, explore
 from kvsweep.scenarios.explore.space import Space
-from kvsweep.scenarios.explore.world import Ask, Asker, Faults, World
-from kvsweep.scenarios.explore.worlds import WORLDS
+from kvsweep.scenarios.explore.world import Ask, Faults
 from kvsweep.transports.rank import RankWorker
-
-UPLOADS = (Ask("select", ((0,), (1,))), Ask("select", ((2,), (3,))))
-
-
-def small(*calls: Ask, **fields: Any) -> World:
-    """One request that makes these calls."""
-    askers = (Asker(name="a", blocks=4, calls=calls or UPLOADS),)
-    return World(**{"name": "small", "title": "small", "askers": askers, "sometimes": (), "states": 0, **fields})
-
-
-def shipped(name: str) -> World:
-    return next(world for world in WORLDS if world.name == name)
-
-
-def only(found: Found) -> str:
-    assert found.broken, f"{found.states} states and nothing is broken"
-    return found.broken[0]
-
 
 # ---- each law, by a fault planted in the code that it watches
 

@@ -2,12 +2,12 @@
 
 import pytest
 from msgspec.structs import replace
-from tests.scenarios.explore.test_search import small
+from tests.scenarios.explore.small import small
 
 from kvsweep.ledger.messages import Abort, OpenRequest
 from kvsweep.scenarios.explore.asks import first_registration, message_of
 from kvsweep.scenarios.explore.coordinator import Coordinator
-from kvsweep.scenarios.explore.digest import digest_of
+from kvsweep.scenarios.explore.digest import Parts, digest_of
 from kvsweep.scenarios.explore.loop import Spent
 from kvsweep.scenarios.explore.rank import Rank
 from kvsweep.scenarios.explore.search import Search
@@ -124,7 +124,8 @@ def test_a_state_is_packed_and_unpacked() -> None:
     assert space.unpack(space.pack(5, (7, 1 << 23), 3)) == (5, (7, 1 << 23), 3)
 
 
-def test_a_world_that_does_not_fit_a_packed_state_says_so() -> None:
-    space = Space(small())
-    with pytest.raises(OverflowError, match="16777216 parts"):
-        space.pack(1 << 24, (0, 0), 0)
+def test_a_world_of_too_many_parts_says_so() -> None:
+    parts = Parts[int](lambda part: part, 2)
+    assert [parts.number(part) for part in (7, 8, 7)] == [0, 1, 0]
+    with pytest.raises(OverflowError, match="at most 2 parts"):
+        parts.number(9)

@@ -1,6 +1,7 @@
 """The worlds that ship: every one searched to its end, as many states as ever, nothing broken, nothing missed."""
 
 import pytest
+from tests.scenarios.explore.small import SMALL
 
 from kvsweep.scenarios.explore.search import explore
 from kvsweep.scenarios.explore.world import World
@@ -22,6 +23,12 @@ def test_nothing_is_broken_and_everything_is_reached_in_as_many_states_as_ever(w
     assert found.broken == (), "\n".join((*found.broken, *found.trail))
     assert found.sometimes_missing == ()
     assert (found.states, found.cut) == (world.states, False)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_nothing_is_broken_in_a_small_world(name: str) -> None:
+    found = explore(SMALL[name])
+    assert found.broken == (), "\n".join((*found.broken, *found.trail))
 
 
 def test_the_worlds_pass_a_million_states() -> None:
