@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from kvsweep.ledger.errors import LayoutError
 from kvsweep.ledger.ids import HOLE, Int32, Physical, Rows, Source
-from kvsweep.transports.blocks import BlockMemory
+from kvsweep.transports.space import BlockSpace
 
 AnyRows: TypeAlias = Rows[Physical] | Rows[Source]
 
@@ -27,7 +27,7 @@ class Chunk(Struct, frozen=True, kw_only=True):
         return self.source.size
 
 
-def split(memory: BlockMemory, source: AnyRows, destination: AnyRows, slot_bytes: int) -> Iterator[Chunk]:
+def split(memory: BlockSpace, source: AnyRows, destination: AnyRows, slot_bytes: int) -> Iterator[Chunk]:
     """Chunks of at most `slot_bytes`, group after group, rows in layer order. Rows must have passed `check_pair`."""
     sources, destinations = dict(source.items()), dict(destination.items())
     for group in range(memory.layout.groups):
@@ -70,10 +70,10 @@ def check_pair(source: AnyRows, destination: AnyRows) -> None:
         raise LayoutError("destination", f"ids per layer as in source {expected}", str(got))
 
 
-def check_ids(argument: str, rows: AnyRows, memory: BlockMemory, *, unique: bool = False, holes: bool = False) -> None:
+def check_ids(argument: str, rows: AnyRows, memory: BlockSpace, *, unique: bool = False, holes: bool = False) -> None:
     """Refuse ids outside each layer's pool; with unique, an id that stands twice in a row; holes admits HOLE."""
     for layer, ids in rows.items():
-        blocks = memory.areas(layer).shape[0]
+        blocks = memory.blocks(memory.place(layer)[0])
         outside = (ids >= blocks) | (ids < (HOLE if holes else 0))
         if outside.any():
             raise LayoutError(f"{argument}[{layer}]", f"ids in [0, {blocks})", str(int(ids[outside][0])))

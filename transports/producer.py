@@ -11,8 +11,9 @@ from kvsweep.ledger.errors import Busy, LayoutError
 from kvsweep.ledger.ids import Int32, RequestKey, Rows, Slot
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.messages import Acknowledge, Acknowledged, Effect, Gather, ProducerWork, PublishKeepMap
-from kvsweep.transports.blocks import BlockMemory, UInt8, element_type
+from kvsweep.transports.blocks import BlockMemory, UInt8
 from kvsweep.transports.chunks import check_ids, check_layers, check_pair, split
+from kvsweep.transports.space import element_type
 
 Float32 = npt.NDArray[np.float32]
 
