@@ -7,11 +7,12 @@ events of what is under way. What a failed operation had queued still runs, so i
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy.typing as npt
 
+from kvsweep.kernels import Packing
 from kvsweep.kernels.cuda.driver import Driver, Event, Stream
 from kvsweep.kernels.cuda.errors import CudaError
 from kvsweep.kernels.cuda.launch import Launcher
@@ -72,7 +73,7 @@ class CudaDevice:
     memory    the device's blocks; `memory.traffic` counts bytes apart from what completions say
     faults    for tests and scenarios
     failures  (operation, reason) of the last failed operations, oldest first, at most 256
-    measured  what the paths over the link took, where they were measured
+    options   as given; for the path "auto" with what was measured
     """
 
     def __init__(
@@ -100,16 +101,15 @@ class CudaDevice:
         options.check(cpu)
         self.layout = layout
         self.driver = driver
-        self.options = options
         self.faults = Faults()
         self.failures: deque[tuple[Operation, str]] = deque(maxlen=FAILURES_KEPT)
         cap = options.blocks_per_multiprocessor
         self.memory = CudaMemory(driver, layout, device_blocks, borrowed=borrowed, blocks_per_multiprocessor=cap)
         self._cpu = cpu
         self._launcher = Launcher(driver, blocks_per_multiprocessor=cap)
-        self.measured = options.measured
-        if options.path == "auto" and not self.measured:
-            self.measured = calibrate(driver, self._launcher, time.perf_counter)
+        if options.path == "auto" and not options.measured:
+            options = replace(options, measured=calibrate(driver, self._launcher, time.perf_counter))
+        self.options = options
         most = max(self.memory.blocks(group) for group in range(layout.groups))
         slots = most if options.table_slots is None else options.table_slots
         self._tables = CudaTables(driver, layout.active_layers, rows=options.rows, slots=slots)
@@ -120,12 +120,12 @@ class CudaDevice:
             self._launcher,
             self.memory,
             cpu,
-            paths=None if options.path == "staged" else PathChoice(options.path, self.measured),
-            returning=EventRing(driver, slots=options.staging_slots, slot_bytes=options.slot_bytes) if staged else None,
+            paths=None if options.path == "staged" else PathChoice(options.path, options.measured),
+            returning=self._ring(pinned=True) if staged else None,
             descriptors=EventRing(
                 driver, slots=options.descriptor_slots, slot_bytes=max(options.descriptor_bytes, least)
             ),
-            staging=EventRing(driver, slots=options.staging_slots, slot_bytes=options.slot_bytes),
+            staging=self._ring(pinned=staged) if staged or cpu.packing is Packing.VNNI else None,
         )
         self._engine = None if engine_stream is None else (engine_stream, driver.event())
         streams = self._copies.streams
@@ -262,6 +262,10 @@ class CudaDevice:
         self._lost = "closed"
 
     # ---- inside
+
+    def _ring(self, *, pinned: bool) -> EventRing:
+        options = self.options
+        return EventRing(self.driver, slots=options.staging_slots, slot_bytes=options.slot_bytes, pinned=pinned)
 
     def _end_one(self) -> bool:
         """Complete one operation whose work has ended."""

@@ -24,6 +24,7 @@ from kvsweep.kernels.cuda.rows import (
     transfer_rows,
     write_descriptor,
 )
+from kvsweep.ledger.errors import LayoutError
 from kvsweep.ledger.messages import MoveBlocks, StoreBlocks, Transfer
 from kvsweep.transports.blocks import BlockMemory
 from kvsweep.transports.chunks import AnyRows, Chunk, split
@@ -66,7 +67,7 @@ class Copies:
     """The rings, streams and pools that copies go through.
 
     descriptors  ring of launch descriptors: a batch has at most as many blocks as one slot describes
-    staging      ring of blocks that have to be unpacked, or that the CPU gathered
+    staging      ring of blocks that have to be unpacked, or that the CPU gathered; None where none are
     returning    ring of blocks on their way to a CPU that takes them from pinned staging; None where kernels write
                  CPU memory in place
     """
@@ -80,7 +81,7 @@ class Copies:
         *,
         paths: PathChoice | None,
         descriptors: EventRing,
-        staging: EventRing,
+        staging: EventRing | None,
         returning: EventRing | None = None,
     ) -> None:
         """paths: None has the CPU gather blocks into pinned staging, and reads no CPU memory in place."""
@@ -89,6 +90,7 @@ class Copies:
         self.staging = staging
         self.returning = returning
         self._driver, self._launcher, self._memory, self._cpu, self._paths = driver, launcher, memory, cpu, paths
+        self._rings = [ring for ring in (descriptors, staging, returning) if ring is not None]
         self._packed = cpu.packing is Packing.VNNI
         self._registered: list[PinnedMemory] = []
         self._cpu_pools: list[Pool] = []
@@ -107,19 +109,19 @@ class Copies:
         """Let go of the CPU's memory and the rings. Nothing that is queued may still use them."""
         while self._registered:
             self._driver.unregister(self._registered.pop())
-        self.descriptors.close()
-        self.staging.close()
-        if self.returning is not None:
-            self.returning.close()
+        for ring in self._rings:
+            ring.close()
 
     def transfer(self, work: Transfer, figures: Figures) -> Queueing:
         """CPU blocks into areas."""
-        if self._paths is None or self._packed:
+        if self.staging is not None:
             for chunk in self._chunks(work.source, work.destination, self.staging.slot_bytes):
                 while (slot := self.staging.acquire()) is None:
                     yield False
-                yield from self._through(slot, chunk, figures)
+                yield from self._through(self.staging, slot, chunk, figures)
             return
+        if self._paths is None:
+            raise LayoutError("staging", "a ring for blocks that the CPU gathers", "none")
         stream = self.streams.h2d
         for batch in self._batches(work.source, work.destination, self._cpu_pools, self._memory.pools):
             yield from self._over_link(batch, figures.uses(stream), self._paths)
@@ -174,7 +176,7 @@ class Copies:
         else:
             yield from self._launch(batch, stream, over_link=True)
 
-    def _through(self, slot: RingSlot, chunk: Chunk, figures: Figures) -> Queueing:
+    def _through(self, ring: EventRing, slot: RingSlot, chunk: Chunk, figures: Figures) -> Queueing:
         """One chunk through a slot of the staging ring: into it on one stream, out of it on the next."""
         last = figures.uses(self.streams.h2d)
         try:
@@ -199,7 +201,7 @@ class Copies:
             self._count_unpack(staged.nbytes, figures)
             yield True
         finally:
-            self.staging.release(slot, last)
+            ring.release(slot, last)
 
     def _back_through(self, ring: EventRing, slot: RingSlot, chunk: Chunk, figures: Figures, turn: Turn) -> Queueing:
         """One chunk of areas into pinned staging, and from there by the CPU into its blocks when it has arrived."""

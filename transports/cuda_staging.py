@@ -1,5 +1,7 @@
 """Buffers that copies and launches pass through, each reused only after the completion event of its last use (D8)."""
 
+import numpy as np
+
 from kvsweep.kernels.cuda.driver import DeviceMemory, Driver, Event, PinnedMemory, Stream
 from kvsweep.kernels.cuda.errors import CudaError
 from kvsweep.ledger.errors import LayoutError
@@ -23,7 +25,7 @@ def passed(driver: Driver, event: Event) -> bool:
 
 
 class RingSlot:
-    """Device bytes, and pinned bytes of the same size that are copied into them.
+    """Device bytes, and pinned bytes of the same size (or none) that are copied into them or out of them.
 
     event  marks the end of the slot's last use
     """
@@ -40,14 +42,19 @@ class RingSlot:
 class EventRing:
     """Slots handed out in turn. One that the device may still read or write is never handed out."""
 
-    def __init__(self, driver: Driver, *, slots: int, slot_bytes: int) -> None:
+    def __init__(self, driver: Driver, *, slots: int, slot_bytes: int, pinned: bool = True) -> None:
         """Raises LayoutError below 1 slot of 1 byte, OutOfDeviceMemory where they do not fit."""
         if slots < 1 or slot_bytes < 1:
             raise LayoutError("staging", "at least 1 slot of at least 1 byte", f"{slots} of {slot_bytes} bytes")
         self.slot_bytes = slot_bytes
         self._driver = driver
         self._slots = [
-            RingSlot(driver.pin(slot_bytes), driver.allocate(slot_bytes), driver.event()) for _ in range(slots)
+            RingSlot(
+                driver.pin(slot_bytes) if pinned else PinnedMemory(np.empty(0, dtype=np.uint8), 0),
+                driver.allocate(slot_bytes),
+                driver.event(),
+            )
+            for _ in range(slots)
         ]
         self._next = 0
 

@@ -27,12 +27,21 @@ def why_no_device() -> str | None:
     try:
         import cupy
     except ImportError:
-        return "CuPy is not installed: the extra [cuda12] or [cuda13] brings it"
+        return "CuPy is not installed: the extra cuda12 or cuda13 brings it"
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
         return f"no usable driver or device ({error})"
     return None if count else "no device"
+
+
+def describe_device(device: int = 0) -> str:
+    """The device in words, with the version of CUDA; `why_no_device` has said that there is one."""
+    import cupy
+
+    properties = cupy.cuda.runtime.getDeviceProperties(device)
+    version = cupy.cuda.runtime.runtimeGetVersion()
+    return f"{properties['name'].decode()}, CUDA {version // 1000}.{version % 1000 // 10}, CuPy {cupy.__version__}"
 
 
 class _CopyAttributes(ctypes.Structure):
@@ -66,8 +75,7 @@ class NvidiaDriver:
             self._device = cupy.cuda.Device(device)
             self._device.use()
             properties = self._runtime.getDeviceProperties(device)
-        version = self._runtime.runtimeGetVersion()
-        self.name = f"{properties['name'].decode()}, CUDA {version // 1000}.{version % 1000 // 10}"
+            self.name = describe_device(device)
         self.multiprocessors = int(properties["multiProcessorCount"])
         with self._named("compile"):
             self._module = _module(device)

@@ -19,8 +19,8 @@ STEPS_A_QUERY = 3
 """Queued items that run at most while a caller asks whether an event is done."""
 QUEUE_LIMIT = 1 << 16
 """Items on one stream at most; a GPU would make the caller wait there, which a serving thread must not meet."""
-GARBAGE = 0xA5
-"""Byte of memory that was just allocated or freed: not what blocks are poisoned with."""
+GARBAGE, SPOILED = 0xA5, 1 << 20
+"""Byte of memory that was just allocated or freed (not what blocks are poisoned with), and how much of it is filled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +111,10 @@ class SimulatedDriver:
             ran += 1
         return ran
 
+    def draw(self, choices: int) -> int:
+        """A number below `choices` from the driver's seed, for who drives it."""
+        return int(self._random.integers(choices))
+
     # ---- the driver
 
     def stream(self) -> SimulatedStream:
@@ -162,12 +166,12 @@ class SimulatedDriver:
         self._call("free")
         del self._regions[memory.address]
         self.free_bytes += memory.nbytes
-        memory.owner[...] = GARBAGE
+        memory.owner[:SPOILED] = GARBAGE
 
     def pin(self, nbytes: int) -> PinnedMemory:
         self._call("pin")
         array = _fresh(nbytes)
-        self._regions[array.ctypes.data] = nbytes
+        self._reach(array)
         return PinnedMemory(array, array.ctypes.data)
 
     def register(self, array: UInt8) -> PinnedMemory:
@@ -239,8 +243,7 @@ class SimulatedDriver:
                 return None
             array = np.from_dlpack(array)
         if array.ctypes.data not in self._regions:
-            self._regions[array.ctypes.data] = array.nbytes
-            weakref.finalize(array, self._regions.pop, array.ctypes.data, None)
+            self._reach(array)
         return DeviceArray(
             address=array.ctypes.data,
             dtype=array.dtype.name,
@@ -271,6 +274,11 @@ class SimulatedDriver:
             self._lost = "the device was lost"
         raise failure.error(name, self._lost or "told to fail")
 
+    def _reach(self, array: npt.NDArray[Any]) -> None:
+        """The device may touch an array for as long as it lives."""
+        self._regions[array.ctypes.data] = array.nbytes
+        weakref.finalize(array, self._regions.pop, array.ctypes.data, None)
+
     def _check(self, call: str, address: int, nbytes: int) -> None:
         for start, size in self._regions.items():
             if start <= address and address + nbytes <= start + size:
@@ -285,7 +293,8 @@ class SimulatedDriver:
 
 def _fresh(nbytes: int) -> UInt8:
     """uint8[nbytes] at a multiple of 16, with nothing behind it: a sanitizer sees the first byte too many."""
-    whole: UInt8 = np.full(nbytes, GARBAGE, dtype=np.uint8)
+    whole: UInt8 = np.empty(nbytes, dtype=np.uint8)
+    whole[:SPOILED] = GARBAGE
     if whole.ctypes.data % 16:
         raise CudaError("allocate", f"the host's memory begins at {whole.ctypes.data:#x}, no multiple of 16")
     return whole
