@@ -1,5 +1,6 @@
 """What the kernels and the device need of CUDA: streams, events, memory, copies and launches."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -13,6 +14,10 @@ Stream: TypeAlias = Any
 """A handle that only its driver looks into."""
 Event: TypeAlias = Any
 """A handle that only its driver looks into."""
+
+
+Graph: TypeAlias = Any
+"""Work of one stream that is queued again and again; a handle that only its driver looks into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +127,12 @@ class Driver(Protocol):
         self, kernel: str, *, grid: int, threads: int, arguments: tuple[np.generic, ...], stream: Stream
     ) -> None:
         """Queue one kernel of the source, with one-dimensional sizes."""
+
+    def capture(self, stream: Stream, work: Callable[[], None]) -> Graph:
+        """What `work` queues on the stream, recorded and not queued. Addresses and sizes stay, bytes are read anew."""
+
+    def replay(self, graph: Graph, stream: Stream) -> None:
+        """Queue a graph."""
 
     def write(self, address: int, array: npt.NDArray[Any], stream: Stream) -> None:
         """Copy a host array, whatever memory it is in, after what is queued on the stream. Waits."""

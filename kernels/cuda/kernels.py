@@ -39,7 +39,8 @@ from kvsweep.kernels.moves import remap_rows
 class CudaKernels:
     """Every CUDA kernel as a function that has done its work when it returns. Functions and errors of the reference.
 
-    driver  the device
+    driver    the device
+    launcher  what queues its kernels, on `stream`
     """
 
     name = "cuda"
@@ -47,19 +48,19 @@ class CudaKernels:
     def __init__(self, driver: Driver, *, blocks_per_multiprocessor: int = 2) -> None:
         self.driver = driver
         self.launcher = Launcher(driver, blocks_per_multiprocessor=blocks_per_multiprocessor)
-        self._stream = driver.stream()
+        self.stream = driver.stream()
 
     def gather_blocks(self, pool: object, layers: Int32, row_ptr: Int32, source: Int32, out: object) -> None:
         """See kvsweep.kernels.moves.gather_blocks."""
         where, target = self._pool("pool", pool), self._array("out", out, 2)
         batch = gather_rows(where, layers, row_ptr, source, _staged(target))
         _check_writable("out", target)
-        self._run(batch)
+        self.run(batch)
 
     def scatter_blocks(self, staging: object, pool: object, layers: Int32, row_ptr: Int32, destination: Int32) -> None:
         """See kvsweep.kernels.moves.scatter_blocks."""
         where, staged = self._writable_pool(pool), self._array("staging", staging, 2)
-        self._run(scatter_rows(_staged(staged), where, layers, row_ptr, destination))
+        self.run(scatter_rows(_staged(staged), where, layers, row_ptr, destination))
 
     def unpack_scatter(
         self,
@@ -73,7 +74,7 @@ class CudaKernels:
         """Staged VNNI blocks into each row's layer, in natural order: unpack_vnni and scatter_blocks in one pass."""
         shape.check_packing(Packing.VNNI)
         where, staged = self._writable_pool(pool, shape), self._array("staging", staging, 2)
-        self._run(scatter_rows(_staged(staged), where, layers, row_ptr, destination), turn="unpack")
+        self.run(scatter_rows(_staged(staged), where, layers, row_ptr, destination), turn="unpack")
 
     def gather_pack(
         self, pool: object, shape: BlockShape, layers: Int32, row_ptr: Int32, source: Int32, out: object
@@ -83,25 +84,25 @@ class CudaKernels:
         where, target = self._pool("pool", pool, shape), self._array("out", out, 2)
         batch = gather_rows(where, layers, row_ptr, source, _staged(target))
         _check_writable("out", target)
-        self._run(batch, turn="pack")
+        self.run(batch, turn="pack")
 
     def transfer_blocks(
         self, origin: object, pool: object, layers: Int32, row_ptr: Int32, source: Int32, destination: Int32
     ) -> None:
         """Blocks of a pool in pinned memory (or any other) straight into another of the same layers."""
         start, where = self._pool("origin", origin), self._writable_pool(pool)
-        self._run(transfer_rows(start, where, layers, row_ptr, source, destination))
+        self.run(transfer_rows(start, where, layers, row_ptr, source, destination))
 
     def move_blocks(self, pool: object, layers: Int32, row_ptr: Int32, source: Int32, destination: Int32) -> None:
         """See kvsweep.kernels.moves.move_blocks."""
-        self._run(move_rows(self._writable_pool(pool), layers, row_ptr, source, destination))
+        self.run(move_rows(self._writable_pool(pool), layers, row_ptr, source, destination))
 
     def poison_blocks(self, pool: object, layers: Int32, row_ptr: Int32, ids: Int32, pattern: int) -> None:
         """See kvsweep.kernels.moves.poison_blocks."""
         batch = poison_rows(self._writable_pool(pool), layers, row_ptr, ids)
         byte = check_integer("pattern", pattern, least=0, most=255)
-        with self._placed(batch) as placed:
-            self.launcher.poison(placed, byte, self._stream)
+        with self.placed(batch) as placed:
+            self.launcher.poison(placed, byte, self.stream)
 
     def unpack_vnni(self, blocks: object, shape: BlockShape, out: object) -> None:
         """See kvsweep.kernels.packing.unpack_vnni."""
@@ -128,8 +129,8 @@ class CudaKernels:
         for argument, array, shape in (("lengths", used, (keep.rows,)), ("generation", number, (1,))):
             if array.shape != shape:
                 raise KernelArgumentError(argument, f"shape {shape}", f"shape {array.shape}")
-        counts = self.driver.read(used.address, used.nbytes, self._stream).view(np.int32)
-        shown_now = self.driver.read(where.address, where.nbytes, self._stream).view(np.int32).reshape(where.shape)
+        counts = self.driver.read(used.address, used.nbytes, self.stream).view(np.int32)
+        shown_now = self.driver.read(where.address, where.nbytes, self.stream).view(np.int32).reshape(where.shape)
         remap_rows(_ragged(shown_now, counts), keep)  # for its checks: slots, their order, and that none is empty
         with self._uploaded(keep.row_ptr, keep.ids) as (keep_ptr, ids):
             self.launcher.remap_tables(
@@ -143,7 +144,7 @@ class CudaKernels:
                 layers=where.shape[0],
                 slots=where.shape[1],
                 shown=shown,
-                stream=self._stream,
+                stream=self.stream,
             )
 
     def plan_diff(self, want: Csr, tail: Csr, held: Csr, *, sequence_blocks: int, shared_table: bool) -> DiffPlan:
@@ -159,6 +160,31 @@ class CudaKernels:
             check_ids(f"{argument}.ids", given.row_ptr, given.ids, limit)
             check_unique(f"{argument}.ids", given.row_ptr, given.ids)
         return self._plan(want, tail, held, shared_table)
+
+    def run(self, batch: RowBatch, turn: Literal["pack", "unpack"] | None = None) -> None:
+        """Do one checked batch and wait for it: plain copies, packed to natural order ("unpack"), or back ("pack")."""
+        if turn is not None:
+            check_packing(batch)
+        with self.placed(batch) as placed:
+            if turn is None:
+                self.launcher.copy(placed, self.stream)
+            elif turn == "pack":
+                self.launcher.pack(placed, self.stream)
+            else:
+                self.launcher.unpack(placed, self.stream)
+
+    @contextmanager
+    def placed(self, batch: RowBatch) -> Iterator[Descriptor]:
+        """The batch in device memory until what was launched with it has ended."""
+        buffer = np.zeros(descriptor_bytes(batch.rows.size, batch.entries), dtype=np.uint8)
+        memory = self.driver.allocate(max(buffer.size, 1))
+        try:
+            placed, _ = write_descriptor(batch, buffer, memory.address)
+            self.driver.write(memory.address, buffer, self.stream)
+            yield placed
+            self.driver.synchronize(self.stream)
+        finally:
+            self.driver.free(memory)
 
     # ---- inside
 
@@ -195,7 +221,7 @@ class CudaKernels:
                         *(want_ptr, tail_ptr, tail_ids, rows, words, scratch.address, at["counts"]),
                         *(int(shared_table), capacity, at["upload"], at["pad"], at["sizes"], at["plan"]),
                     )
-                found = self.driver.read(out, start.nbytes, self._stream).view(np.int32)
+                found = self.driver.read(out, start.nbytes, self.stream).view(np.int32)
         finally:
             self.driver.free(scratch)
         part = {name: found[first : first + outputs[name]] for name, first in offset.items()}
@@ -215,7 +241,7 @@ class CudaKernels:
     def _launch(self, kernel: str, rows: int, *values: int) -> None:
         grid = min(rows, 8 * self.driver.multiprocessors)
         arguments = arguments_of(kernel, *values)
-        self.driver.launch(kernel, grid=grid, threads=THREADS, arguments=arguments, stream=self._stream)
+        self.driver.launch(kernel, grid=grid, threads=THREADS, arguments=arguments, stream=self.stream)
 
     def _repack(self, blocks: object, shape: BlockShape, out: object, turn: Literal["pack", "unpack"]) -> None:
         shape.check_packing(Packing.VNNI)
@@ -234,31 +260,7 @@ class CudaKernels:
             raise KernelArgumentError(
                 error.argument, error.expected.replace("pool", "blocks"), error.got.replace("pool", "blocks")
             ) from error
-        self._run(batch, turn=turn)
-
-    def _run(self, batch: RowBatch, turn: Literal["pack", "unpack"] | None = None) -> None:
-        if turn is not None:
-            check_packing(batch)
-        with self._placed(batch) as placed:
-            if turn is None:
-                self.launcher.copy(placed, self._stream)
-            elif turn == "pack":
-                self.launcher.pack(placed, self._stream)
-            else:
-                self.launcher.unpack(placed, self._stream)
-
-    @contextmanager
-    def _placed(self, batch: RowBatch) -> Iterator[Descriptor]:
-        """The batch in device memory until what was launched with it has ended."""
-        buffer = np.zeros(descriptor_bytes(batch.rows.size, batch.entries), dtype=np.uint8)
-        memory = self.driver.allocate(max(buffer.size, 1))
-        try:
-            placed, _ = write_descriptor(batch, buffer, memory.address)
-            self.driver.write(memory.address, buffer, self._stream)
-            yield placed
-            self.driver.synchronize(self._stream)
-        finally:
-            self.driver.free(memory)
+        self.run(batch, turn=turn)
 
     @contextmanager
     def _uploaded(self, *arrays: npt.NDArray[Any]) -> Iterator[tuple[int, ...]]:
@@ -269,9 +271,9 @@ class CudaKernels:
         try:
             for address, array in zip(addresses, arrays, strict=True):
                 if array.size:
-                    self.driver.write(address, array, self._stream)
+                    self.driver.write(address, array, self.stream)
             yield addresses
-            self.driver.synchronize(self._stream)
+            self.driver.synchronize(self.stream)
         finally:
             self.driver.free(memory)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kvsweep.kernels.cuda.driver import DeviceArray, DeviceMemory, Event, PinnedMemory, Stream, UInt8, UInt64
+from kvsweep.kernels.cuda.driver import DeviceArray, DeviceMemory, Event, Graph, PinnedMemory, Stream, UInt8, UInt64
 from kvsweep.kernels.cuda.errors import CudaError, NoDevice, OutOfDeviceMemory
 from kvsweep.kernels.cuda.source import OPTIONS, module_source
 
@@ -174,6 +174,19 @@ class NvidiaDriver:
                 function = self._functions[kernel] = self._module.get_function(kernel)
             with stream:
                 function((grid,), (threads,), arguments)
+
+    def capture(self, stream: Stream, work: Callable[[], None]) -> Graph:
+        with self._named("capture"):
+            stream.begin_capture()
+            try:
+                work()
+            finally:
+                graph = stream.end_capture()
+            return graph
+
+    def replay(self, graph: Graph, stream: Stream) -> None:
+        with self._named("replay"):
+            graph.launch(stream)
 
     def write(self, address: int, array: npt.NDArray[Any], stream: Stream) -> None:
         raw = np.ascontiguousarray(array)

@@ -221,6 +221,20 @@ class SimulatedDriver:
 
         self._add(stream, Item(run))
 
+    def capture(self, stream: SimulatedStream, work: Callable[[], None]) -> tuple[Item, ...]:
+        self._call("capture")
+        queued, stream.items = stream.items, deque()
+        try:
+            work()
+            return tuple(stream.items)
+        finally:
+            stream.items = queued
+
+    def replay(self, graph: tuple[Item, ...], stream: SimulatedStream) -> None:
+        self._call("replay")
+        for item in graph:
+            self._add(stream, item)
+
     def write(self, address: int, array: npt.NDArray[Any], stream: SimulatedStream) -> None:
         self._call("write")
         raw = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
