@@ -15,7 +15,7 @@ from kvsweep.scenarios.ack import AckPipe
 from kvsweep.scenarios.devices import MakeDevice, choose_device
 from kvsweep.scenarios.engine.attention import ContiguousKv
 from kvsweep.scenarios.engine.bundle import Bundle, load_smollm2, load_synthetic
-from kvsweep.scenarios.engine.fleet import Fleet
+from kvsweep.scenarios.engine.fleet import YIELDS_PER_STEP, Fleet
 from kvsweep.scenarios.engine.loop import Session
 from kvsweep.scenarios.engine.model import Model
 from kvsweep.scenarios.engine.sampling import Sampler
@@ -64,6 +64,7 @@ def run_demo(
     bundle: Bundle | None = None,
     ack_fd: int | None = None,
     device: tuple[MakeDevice, str] | None = None,
+    turns_per_step: int = YIELDS_PER_STEP,
     watch: Watcher = lambda what, done, of: None,
 ) -> DemoResult:
     """Run once and compare with plain decoding.
@@ -73,6 +74,8 @@ def run_demo(
     bundle   a model that is loaded already, of the options' dtype; None loads the one that the options name
     ack_fd   open file descriptor that gets every acknowledged position as a line
     device   how a rank's device is made, and what it is in words; None makes what the options name
+    turns_per_step  of the event loop, that copies get beside each step. With so many that all of them end, the order of
+                    events, and with it the digest, is the same on every device
     Raises the errors of loading and settings; each is one sentence.
     """
     check_options(options)
@@ -118,7 +121,9 @@ def run_demo(
     )
     started = clock()
     try:
-        stack, fleet, storm = anyio.run(_decode, driver, make_device, bundle.model, options, prompts, limit, watch)
+        stack, fleet, storm = anyio.run(
+            _decode, driver, make_device, bundle.model, options, prompts, limit, turns_per_step, watch
+        )
         on_gpu = device is None and options.device == "cuda"
         run = Run(stack=stack, fleet=fleet, storm=storm, parts=parts, on_gpu=on_gpu)
         driver.check_laws()
@@ -145,6 +150,7 @@ async def _decode(
     options: DemoOptions,
     prompts: list[list[int]],
     limit: int,
+    turns_per_step: int,
     watch: Watcher,
 ) -> tuple[Stack, Fleet, Storm | None]:
     chaos = None if options.chaos is None else links(options.chaos)
@@ -178,6 +184,7 @@ async def _decode(
             shared_tokens=shared_tokens(options),
             rounds=options.rounds,
             weather=storm,
+            turns_per_step=turns_per_step,
             on_step=stepped,
         )
         await fleet.run()

@@ -10,7 +10,6 @@ from kvsweep.kernels.cuda.nvidia import why_no_device
 from kvsweep.kernels.cuda.simulated import SimulatedDriver
 from kvsweep.scenarios.demo import DemoOptions, DemoResult, run_demo
 from kvsweep.scenarios.devices import cuda_devices, describe_driver, host_device
-from kvsweep.scenarios.engine import fleet
 from kvsweep.transports.cuda_paths import PathWish
 
 no_compiler = shutil.which("c++") is None and shutil.which("g++") is None
@@ -33,16 +32,21 @@ def kvsweep_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     ],
 )
 def test_c2_a_demo_on_cuda_gives_the_digest_of_the_host_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: PathWish, more: dict[str, object]
+    tmp_path: Path, path: PathWish, more: dict[str, object]
 ) -> None:
     """Uploads, moves, stores and remaps by the kernels' own source, late and out of order between streams."""
-    monkeypatch.setattr(fleet, "YIELDS_PER_STEP", SETTLED_TURNS)
     driver = SimulatedDriver(seed=20260916)
 
     def run(name: str) -> DemoResult:
         options = DemoOptions(synthetic=True, prompt_tokens=128, block_size=8, every=4, tokens=24, **more)  # type: ignore[arg-type]
         makers = {"host": (host_device, ""), "cuda": (cuda_devices(driver, path), describe_driver(driver))}
-        return run_demo(options, ledger=f"sqlite:{tmp_path / name}.ledger", command=[], device=makers[name])
+        return run_demo(
+            options,
+            ledger=f"sqlite:{tmp_path / name}.ledger",
+            command=[],
+            device=makers[name],
+            turns_per_step=SETTLED_TURNS,
+        )
 
     host, cuda = run("host"), run("cuda")
     assert (cuda.lossless, host.lossless) == (True, True)

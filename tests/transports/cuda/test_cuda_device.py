@@ -106,6 +106,24 @@ def test_g2_a_completion_says_that_the_gpu_has_ended_not_that_it_was_told(make_w
     assert world.device.table(world.operation(1).request, 0, 1, 2).tolist() == [3]
 
 
+def test_g1_a_reader_on_the_device_never_sees_a_table_before_its_bytes(make_world: MakeWorld) -> None:
+    """Whoever polls the generation in device memory: when it shows, every block of the table is there."""
+    for seed in range(6):
+        world: Any = make_world(packed_layout(), blocks=6, sources=6, slot_blocks=2, seed=seed)
+        driver = driver_of(world)
+        world.device.queue(world.move(1, {0: []}, {0: []}, table={0: []}, generation=1))
+        world.device.advance()
+        at = world.device.table_address(world.operation(1).request, 0)
+        shown = world.device._tables._memory[world.operation(1).request, 0].owner[:8].view(np.int64)
+        wanted = [world.cpu.peek(0, np.array([block], dtype=np.int32)).tobytes() for block in range(4)]
+        world.device.queue(world.transfer(2, {0: [0, 1, 2, 3]}, {0: [5, 4, 3, 2]}, generation=2))
+        while shown[0] != 2:
+            assert CudaDevice.advance(world.device, 1) + driver.step(1) > 0
+        areas = world.device.memory.areas(0)
+        assert [areas[block].tobytes() for block in (5, 4, 3, 2)] == wanted, f"seed {seed}"
+        assert at == world.device.table_address(world.operation(2).request, 0)
+
+
 # ---- order between streams
 
 
