@@ -22,7 +22,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--wheels", type=Path, help="a folder of wheels, for libraries that are missing")
     parser.add_argument("--only", action="append", help="a section; may be repeated")
     parser.add_argument("--small", action="store_true", help="small sizes on the GPU, as for compute-sanitizer")
-    parser.add_argument("--seconds", type=float, default=330.0, help="after which no section is begun [330]")
+    parser.add_argument("--seconds", type=float, default=240.0, help="after which no section is begun [240]")
     return parser.parse_args()
 
 

@@ -18,6 +18,7 @@ from kvsweep.kernels.cuda.source import OPTIONS, module_source
 _BATCH_VERSIONS = (("cuMemcpyBatchAsync_v2", False), ("cuMemcpyBatchAsync", True))
 """Names of the batched copy, newest first, and whether it takes a place for the index of a failed copy."""
 
+_OUT_OF_MEMORY = ("cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY")
 _DLPACK_CUDA = (2, 13)
 """DLPack's kinds of memory that kernels reach at its own address: CUDA, and CUDA managed."""
 
@@ -233,8 +234,8 @@ class NvidiaDriver:
         except self._cupy.cuda.memory.OutOfMemoryError as error:
             raise OutOfDeviceMemory(call, str(error)) from error
         except (self._runtime.CUDARuntimeError, self._cupy.cuda.driver.CUDADriverError) as error:
-            kind = OutOfDeviceMemory if "OutOfMemory" in str(error) or "MemoryAllocation" in str(error) else CudaError
-            raise kind(call, str(error)) from error
+            full = any(word in str(error) for word in _OUT_OF_MEMORY)
+            raise (OutOfDeviceMemory if full else CudaError)(call, str(error)) from error
         except self._cupy.cuda.compiler.CompileException as error:
             raise CudaError(call, str(error)) from error
 

@@ -48,7 +48,7 @@ class Check:
     small: bool = False
     sections: Sequence[SectionName] = SECTIONS
     again: Sequence[str] = ()
-    seconds: float = 330.0
+    seconds: float = 240.0
     clock: Callable[[], float] = time.monotonic
     said: Callable[[str], None] = field(default=lambda line: None)
 
