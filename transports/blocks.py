@@ -20,6 +20,9 @@ POISON = 0xFF
 """Byte of memory that holds nothing: 0xFFFF… is NaN in float32 and in bfloat16."""
 
 
+PAGE_BYTES = 4096
+
+
 @dataclass(slots=True)
 class Traffic:
     """Bytes that went through one memory, counted where they pass and apart from what operations report."""
@@ -47,7 +50,7 @@ class BlockMemory(BlockSpace):
         self.kernels = kernels or choose_kernels()
         self.traffic = Traffic()
         self.groups: list[UInt8] = [
-            np.full((len(layout.group_layers(group)), count, shape.block_bytes), POISON, dtype=np.uint8)
+            _pages((len(layout.group_layers(group)), count, shape.block_bytes))
             for group, (count, shape) in enumerate(zip(blocks, self.shapes, strict=True))
         ]
 
@@ -128,3 +131,13 @@ class BlockMemory(BlockSpace):
         """Copy blocks inside this memory; arguments as kernels.move_blocks."""
         self.kernels.move_blocks(self.groups[group], layers, row_ptr, source, destination)
         self.traffic.moved_bytes += destination.size * self.groups[group].shape[2]
+
+
+def _pages(shape: tuple[int, int, int]) -> UInt8:
+    """Poisoned uint8[shape] on pages of its own: a driver that locks pages in place must not meet another's."""
+    nbytes = int(np.prod(shape, dtype=np.int64))
+    whole: UInt8 = np.empty(nbytes + 2 * PAGE_BYTES, dtype=np.uint8)
+    start = -whole.ctypes.data % PAGE_BYTES
+    own = whole[start : start + nbytes]
+    own.fill(POISON)
+    return own.reshape(shape)

@@ -62,10 +62,10 @@ def command_line(arguments: list[str]) -> list[str]:
     return kept
 
 
-def ours_of(group: ExceptionGroup[Exception]) -> KvsweepError:
+def ours_of(group: ExceptionGroup[Exception]) -> KvsweepError | CudaError:
     """The first error of ours that a task group wrapped. Raises the group itself where there is none."""
     for error in group.exceptions:
-        if isinstance(error, KvsweepError):
+        if isinstance(error, KvsweepError | CudaError):
             return error
         if isinstance(error, ExceptionGroup):
             return ours_of(error)

@@ -31,6 +31,17 @@ def test_new_memory_reads_as_nan(world: Any, packed_world: Any) -> None:
     assert np.isnan(wide.view(np.float32)).all()
 
 
+def test_every_group_has_pages_of_its_own(world: Any) -> None:
+    """A GPU's driver locks them in place, and no page twice."""
+    taken: set[int] = set()
+    for memory in (BlockMemory.of_cpu(world.layout, 3), BlockMemory.of_cpu(world.layout, 3)):
+        for group in memory.groups:
+            assert group.ctypes.data % 4096 == 0
+            pages = set(range(group.ctypes.data // 4096, (group.ctypes.data + group.nbytes - 1) // 4096 + 1))
+            assert not pages & taken
+            taken |= pages
+
+
 def test_poison_covers_every_layer_of_its_group_and_nothing_else(world: Any) -> None:
     before = {(layer, block): world.device_bytes(layer, block) for layer in range(5) for block in range(8)}
     world.device.poison(2, i32(0, 7))

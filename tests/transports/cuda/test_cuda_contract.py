@@ -57,6 +57,7 @@ NOT_HERE = {
     "test_the_cpu_memory_must_have_the_devices_layout": "makes a host device",
     "test_streams_are_the_four_that_the_documentation_names": "of the host device",
     "test_new_memory_reads_as_nan": "of the CPU's memory",
+    "test_every_group_has_pages_of_its_own": "of the CPU's memory",
     "test_tokens_are_packed_where_the_cpu_keeps_packed_blocks": "of the CPU's memory",
 }
 """Tests of the host device that have a counterpart beside this file, or nothing to do with a device."""
