@@ -10,6 +10,7 @@ from typing import Any, Literal
 from kvsweep.kernels.table import KernelChoice
 from kvsweep.ledger.errors import SettingsError
 from kvsweep.runtime.settings import Settings
+from kvsweep.scenarios.devices import DeviceKind
 from kvsweep.scenarios.engine.bundle import Bundle
 from kvsweep.scenarios.engine.loop import Scorer
 from kvsweep.scenarios.engine.model import DType
@@ -40,6 +41,7 @@ class DemoOptions:
     text: Path | None = None
     synthetic: bool = False
     kernels: KernelChoice = "auto"
+    device: DeviceKind = "host"
     requests: int = 1  # with more than one, half of each prompt is shared
     ranks: int = 1
     writer: Literal["inline", "thread"] = "inline"  # of the ledger; a thread's timing makes runs differ
@@ -118,5 +120,5 @@ def configuration_of(options: DemoOptions) -> dict[str, Any]:
     return {
         name: str(value) if isinstance(value, Path) else value
         for name, value in ((field, getattr(options, field)) for field in DemoOptions.__dataclass_fields__)
-        if name != "kernels"  # recorded apart, and in no digest
+        if name not in ("kernels", "device")  # recorded apart, and in no digest
     }

@@ -21,9 +21,9 @@ from kvsweep.runtime.coordinator import Coordinator
 from kvsweep.runtime.driver import Driver, World, open_store
 from kvsweep.runtime.rank_server import serve_rank
 from kvsweep.runtime.settings import Settings
+from kvsweep.scenarios.devices import MakeDevice, NodeDevice, host_device
 from kvsweep.transports.blocks import BlockMemory
 from kvsweep.transports.handshake import capabilities
-from kvsweep.transports.host import HostDevice
 from kvsweep.transports.links import Chaos, RankLink, in_process_link
 from kvsweep.transports.producer import HostProducer, Producer
 from kvsweep.transports.rank import RankWorker
@@ -97,24 +97,35 @@ def kernels_of(settings: Settings) -> Kernels:
 class Node:
     """One rank in this process: worker, device and the CPU shard it reads. A restart begins with empty memory."""
 
-    def __init__(self, layout: Layout, shard: BlockMemory, settings: Settings, device_blocks: Sequence[int]) -> None:
+    device: NodeDevice
+
+    def __init__(
+        self,
+        layout: Layout,
+        shard: BlockMemory,
+        settings: Settings,
+        device_blocks: Sequence[int],
+        make_device: MakeDevice = host_device,
+    ) -> None:
         self.layout, self.shard, self.settings, self.device_blocks = layout, shard, settings, device_blocks
+        self._make = make_device
+        self._started = False
 
     def start(self, rank: int, process_epoch: int) -> None:
         """A new process: fresh device memory, nothing remembered."""
-        transfer = self.settings.transfer
-        self.device = HostDevice(
-            self.layout,
-            device_blocks=self.device_blocks,
-            cpu=self.shard,
-            seed=self.settings.seed * 1000 + rank * 10 + process_epoch % 10,
-            staging_bytes=transfer.staging_bytes,
-            staging_slots=transfer.staging_slots,
-            kernels=self.shard.kernels,
-        )
+        self.close()
+        self._started = True
+        seed = self.settings.seed * 1000 + rank * 10 + process_epoch % 10
+        self.device = self._make(self.layout, self.shard, self.settings, self.device_blocks, seed)
         self.memory = self.device.memory
         self.worker = RankWorker(self.device, rank=rank, process_epoch=process_epoch)
         self.process = anyio.CancelScope()
+
+    def close(self) -> None:
+        """The process's memory goes with it."""
+        if self._started:
+            self.device.close()
+            self._started = False
 
     def serve(self, link: RankLink) -> Callable[[], Coroutine[Any, Any, None]]:
         """The process as it is now: what it has not done when it is killed is never done."""
@@ -128,7 +139,7 @@ class Node:
 
 
 class Stack:
-    """The driver's ranks on host devices, its producer, links and the shell around them. An async context manager.
+    """The driver's ranks on their devices, its producer, links and the shell around them. An async context manager.
 
     connect  makes (coordinator's end, rank's end) of a rank's link; without it: in this process, with the chaos
     front    stands between the coordinator and the producer
@@ -141,6 +152,7 @@ class Stack:
         chaos: Chaos | None = None,
         connect: Callable[[int], tuple[RankLink, RankLink]] | None = None,
         front: Callable[[HostProducer], Producer] = lambda producer: producer,
+        make_device: MakeDevice = host_device,
     ) -> None:
         pool = driver.state.pool
         if pool.run is None:
@@ -156,7 +168,13 @@ class Stack:
             kernels=kernels_of(driver.settings),
         )
         self.nodes = [
-            Node(pool.layout.shard(rank, count), self.producer.shards[rank], driver.settings, pool.run.device_blocks)
+            Node(
+                pool.layout.shard(rank, count),
+                self.producer.shards[rank],
+                driver.settings,
+                pool.run.device_blocks,
+                make_device,
+            )
             for rank, _ in pool.ranks
         ]
         self._starts = 0
@@ -211,7 +229,11 @@ class Stack:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        return await self._stack.__aexit__(kind, error, traceback)
+        try:
+            return await self._stack.__aexit__(kind, error, traceback)
+        finally:
+            for node in self.nodes:
+                node.close()
 
     def _poison(self, effect: Release) -> None:
         """Whoever still reads a freed block reads NaN."""

@@ -17,7 +17,7 @@ from kvsweep.ledger.ids import Int32, Operation, RequestKey
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.messages import MoveBlocks, StoreBlocks, Transfer
 from kvsweep.transports.blocks import BlockMemory, UInt8
-from kvsweep.transports.chunks import Chunk, check_apart, check_ids, check_layers, check_pair, split
+from kvsweep.transports.chunks import Chunk, check_work, split
 from kvsweep.transports.device import Completion, DeviceWork
 from kvsweep.transports.staging import StagingRing, StagingSlot
 from kvsweep.transports.streams import Item, Streams
@@ -140,7 +140,7 @@ class HostDevice:
         number = work.operation.operation_id
         if number in self._running:
             raise LayoutError("operation_id", "an operation that is not queued", str(number))
-        self._check(work)
+        check_work(work, self.layout, device=self.memory, cpu=self._cpu)
         if not isinstance(work, StoreBlocks):
             self._tables.claim(work.operation.request, work.row)
         running = self._running[number] = _Running(work.operation, self._clock())
@@ -227,23 +227,10 @@ class HostDevice:
         """Overwrite blocks that were freed with bytes that read as NaN."""
         self.memory.poison(group, blocks)
 
-    # ---- inside
+    def close(self) -> None:
+        """Nothing to give back but the memory, which goes with the last reference."""
 
-    def _check(self, work: DeviceWork) -> None:
-        check_pair(work.source, work.destination)
-        if isinstance(work, StoreBlocks):
-            every = tuple(range(len(self.layout.layers)))
-            check_layers("source", work.source, every, all_of_them=True)
-            check_ids("source", work.source, self.memory)
-            check_ids("destination", work.destination, self._cpu, unique=True)
-            return
-        check_layers("source", work.source, self.layout.active_layers)
-        check_layers("table", work.table, self.layout.active_layers)
-        check_ids("source", work.source, self._cpu if isinstance(work, Transfer) else self.memory)
-        check_ids("destination", work.destination, self.memory, unique=True)
-        check_ids("table", work.table, self.memory, holes=True)
-        if isinstance(work, MoveBlocks):
-            check_apart(work.source, work.destination)
+    # ---- inside
 
     def _fault(self, number: int) -> None:
         left = self.faults.fail_after.get(number)

@@ -19,8 +19,9 @@ from kvsweep.ledger.messages import (
     ProducerWork,
     PublishKeepMap,
 )
-from kvsweep.transports.blocks import BlockMemory, UInt8, element_type
+from kvsweep.transports.blocks import BlockMemory, UInt8
 from kvsweep.transports.chunks import check_ids, check_layers, check_pair, split
+from kvsweep.transports.space import element_type
 
 Float32 = npt.NDArray[np.float32]
 

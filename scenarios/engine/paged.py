@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from kvsweep.ledger.ids import HOLE, RequestKey, Rows, Token, int32_view
 from kvsweep.ledger.sources import leading
@@ -21,16 +22,18 @@ from kvsweep.runtime.steps import HandedOut
 from kvsweep.scenarios.engine.attention import attention, gather_blocks_torch
 from kvsweep.scenarios.engine.model import ModelConfig
 from kvsweep.transports.blocks import BlockMemory
+from kvsweep.transports.cuda_memory import CudaMemory
 from kvsweep.transports.rank import RankWorker
 
 NOWHERE = 2**62
 """Position of a place that holds no token: after every query, so that nothing reads it."""
 
 
-def memory_view(memory: BlockMemory, layer: int) -> Tensor:
-    """[blocks, 2, kv_heads, B, D] in the model dtype: the memory itself."""
+def memory_view(memory: BlockMemory | CudaMemory, layer: int) -> Tensor:
+    """[blocks, 2, kv_heads, B, D] in the model dtype: the memory itself, on the CPU or on a GPU."""
     typed = memory.typed(layer)
-    view = torch.from_numpy(typed.view(np.int16) if typed.dtype == np.uint16 else typed)
+    plain = typed.view(np.int16) if typed.dtype == np.uint16 else typed
+    view: Tensor = torch.from_numpy(plain) if isinstance(plain, np.ndarray) else from_dlpack(plain)
     return view.view(torch.bfloat16) if typed.dtype == np.uint16 else view
 
 
@@ -48,7 +51,7 @@ class RankPart(Protocol):
     """What attention needs of one rank: its tables and its memory."""
 
     worker: RankWorker
-    memory: BlockMemory
+    memory: BlockMemory | CudaMemory
 
 
 class StepReads:
@@ -103,11 +106,16 @@ def memory_views(parts: Sequence[RankPart], layers: int) -> list[list[Tensor]]:
 
 
 def gather(views: list[Tensor], ids: list[Tensor], tokens: int) -> tuple[Tensor, Tensor]:
-    """(k, v) [kv_heads, tokens, D] of one layer over all ranks, each by its own table."""
-    rows = [gather_blocks_torch(view, part, tokens) for view, part in zip(views, ids, strict=True)]
+    """(k, v) [kv_heads, tokens, D] of one layer over all ranks, each by its own table; on the CPU."""
+    rows = [_gather(view, part, tokens) for view, part in zip(views, ids, strict=True)]
     if len(rows) == 1:
         return rows[0]
     return torch.cat([k for k, _ in rows]), torch.cat([v for _, v in rows])
+
+
+def _gather(view: Tensor, ids: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    k, v = gather_blocks_torch(view, ids.to(view.device), tokens)
+    return k.cpu(), v.cpu()  # no copy where they are there already
 
 
 def _positions(logical: list[int], block_size: int, end: int) -> Tensor:

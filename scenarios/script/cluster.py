@@ -24,6 +24,7 @@ from kvsweep.scenarios.script.mischief import Mischief
 from kvsweep.scenarios.script.timeline import Timeline
 from kvsweep.scenarios.script.wires import Deliver, ScriptLink, Wire
 from kvsweep.scenarios.stack import Node, Stack, new_store
+from kvsweep.transports.host import HostDevice
 from kvsweep.transports.links import Delivery
 
 MAX_EVENTS = 1_000_000
@@ -131,6 +132,13 @@ class Cluster:
         if register:
             self.register_all()
 
+    def device(self, rank: int) -> HostDevice:
+        """What a script looks into and meddles with."""
+        device = self.node(rank).device
+        if not isinstance(device, HostDevice):
+            raise TypeError(f"expected a device of the host, got {type(device).__name__}")
+        return device
+
     def replace_table(self, rank: int, request_id: str) -> None:
         """Overwrite the current row of a request on one rank with a table of other blocks."""
         request = self.driver.state.requests.get(request_id)
@@ -138,7 +146,7 @@ class Cluster:
         if request is None or view is None:
             return
         other = {layer: np.roll(ids, 1) if ids.size > 1 else (ids + 1) for layer, ids in view.physical.items()}
-        self.node(rank).device.tables.write(request.key, view.row, view.generation, Rows.of(other))
+        self.device(rank).tables.write(request.key, view.row, view.generation, Rows.of(other))
 
     # ---- the producer's blocks
 

@@ -90,7 +90,7 @@ class Readers:
         """Show the byte oracle the ranks that every open step began on."""
         now = self._epochs()
         self._cluster.memory.devices = {
-            rank: self._cluster.node(rank).device
+            rank: self._cluster.device(rank)
             for rank, epoch in now.items()
             if all(reading.epochs.get(rank) == epoch for reading in self.open.values())
         }
@@ -118,7 +118,7 @@ class Readers:
 
     def _rows(self, key: RequestKey, view: View, rank: int, layer: int, *, captured: bool) -> Int32:
         """The table as the rank shows it; a captured step follows the row, whatever generation stands there."""
-        device = self._cluster.node(rank).device
+        device = self._cluster.device(rank)
         if not captured:
             return device.table(key, view.row, view.generation, layer)
         shown = device.tables.shown(key, view.row)

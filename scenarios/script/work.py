@@ -105,10 +105,10 @@ class Work:
                 if area == HOLE:
                     continue
                 k, v = cluster.kv_of.tokens(member.tag(block.logical), layer.layer, first, count)
-                for rank, node in enumerate(cluster.stack.nodes):
+                for rank in range(cluster.world.ranks):
                     if cluster.alive(rank):
                         part = (cluster.layout, layer.layer, rank, cluster.world.ranks)
-                        node.device.write_rows(layer.layer, area, 0, rank_part(k, *part), rank_part(v, *part))
+                        cluster.device(rank).write_rows(layer.layer, area, 0, rank_part(k, *part), rank_part(v, *part))
 
     async def _store(self, job: Job, member: Member) -> None:
         """Seal all that is written, and store until nothing whole is left dirty."""

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import kvsweep
+from kvsweep.kernels.cuda.errors import CudaError
 from kvsweep.kernels.errors import KernelArgumentError
 from kvsweep.ledger.errors import KvsweepError, UsageError
 from kvsweep.runtime.log_commands import log_app
@@ -55,22 +56,22 @@ def root(
 
 
 def command_line(arguments: list[str]) -> list[str]:
-    """The command as evidence: without where the output goes and without the kernels, recorded in their own field."""
+    """The command as evidence: without where the output goes and without kernels and device, recorded apart."""
     kept, skip = ["kvsweep"], False
     for argument in arguments:
         if skip:
             skip = False
-        elif argument in ("--ledger", "--ack-fd", "--kernels"):
+        elif argument in ("--ledger", "--ack-fd", "--kernels", "--device"):
             skip = True
-        elif not argument.startswith(("--ledger=", "--ack-fd=", "--kernels=", "--json")):
+        elif not argument.startswith(("--ledger=", "--ack-fd=", "--kernels=", "--device=", "--json")):
             kept.append(argument)
     return kept
 
 
-def ours_of(group: ExceptionGroup[Exception]) -> KvsweepError:
+def ours_of(group: ExceptionGroup[Exception]) -> KvsweepError | CudaError:
     """The first error of ours that a task group wrapped. Raises the group itself where there is none."""
     for error in group.exceptions:
-        if isinstance(error, KvsweepError):
+        if isinstance(error, KvsweepError | CudaError):
             return error
         if isinstance(error, ExceptionGroup):
             return ours_of(error)
@@ -109,6 +110,9 @@ def demo(
         Literal["auto", "native", "numpy"],
         typer.Option(help="What copies, ranks and plans: the same bytes either way."),
     ] = "auto",
+    device: Annotated[
+        Literal["host", "cuda"], typer.Option(help="Where the compacted KV is: memory of this process, or a GPU.")
+    ] = "host",
     ledger: Annotated[
         Path | None, typer.Option(help="Ledger file to begin; without it, one in a new temporary folder.")
     ] = None,
@@ -164,6 +168,7 @@ def demo(
         chaos=chaos,
         writer=writer,
         kernels=kernels,
+        device=device,
     )
     path = ledger if ledger is not None else Path(tempfile.mkdtemp(prefix="kvsweep-")) / "demo.ledger"
     console = Console(stderr=True)
@@ -179,7 +184,7 @@ def demo(
             result = run_demo(options, ledger=f"sqlite:{path}", command=command, ack_fd=ack_fd, watch=watch)
     except (UsageError, TextError) as error:
         fail(error, USAGE_FAULT)
-    except (KvsweepError, MissingModel, ModelFileError, KernelArgumentError) as error:
+    except (KvsweepError, MissingModel, ModelFileError, KernelArgumentError, CudaError) as error:
         fail(error, DATA_FAULT)
     except MemoryError as error:
         fail(f"not enough memory for these sizes: {error}", DATA_FAULT)

@@ -31,12 +31,20 @@ def test_new_memory_reads_as_nan(world: Any, packed_world: Any) -> None:
     assert np.isnan(wide.view(np.float32)).all()
 
 
-def test_pools_and_staging_begin_at_a_line_of_the_cache(world: Any) -> None:
+def test_staging_begins_at_a_line_of_the_cache() -> None:
     """Unaligned results cannot be written past the caches: half the speed of an unpack."""
-    for _ in range(4):
-        pools = BlockMemory.of_device(world.layout, (3, 5, 7)).groups
-        assert [pool.ctypes.data % 64 for pool in pools] == [0, 0, 0]
     assert aligned(100).ctypes.data % 64 == 0
+
+
+def test_every_group_has_pages_of_its_own(world: Any) -> None:
+    """A GPU's driver locks them in place, and no page twice."""
+    taken: set[int] = set()
+    for memory in (BlockMemory.of_cpu(world.layout, 3), BlockMemory.of_cpu(world.layout, 3)):
+        for group in memory.groups:
+            assert group.ctypes.data % 4096 == 0
+            pages = set(range(group.ctypes.data // 4096, (group.ctypes.data + group.nbytes - 1) // 4096 + 1))
+            assert not pages & taken
+            taken |= pages
 
 
 def test_poison_covers_every_layer_of_its_group_and_nothing_else(world: Any) -> None:
