@@ -42,7 +42,7 @@ def file_of(path: str, number: int) -> str:
 def files_of(path: str) -> list[int]:
     """Numbers of the ledger's files that are there, ascending."""
     folder, name = os.path.split(path)
-    pattern = re.compile(rf"{re.escape(name)}(?:\.([1-9]\d*))?")
+    pattern = re.compile(rf"{re.escape(name)}(?:\.([2-9]|[1-9]\d+))?")
     try:
         found = [pattern.fullmatch(entry) for entry in os.listdir(folder or ".")]
     except OSError:

@@ -7,12 +7,13 @@ for a plan that was never recorded) ended with it, and so did every rank's memor
 import numpy as np
 from msgspec import Struct
 
+from kvsweep.ledger import events as e
 from kvsweep.ledger import fold
 from kvsweep.ledger.digest import Digest
 from kvsweep.ledger.errors import KvsweepError, LogCorrupt, LogError
-from kvsweep.ledger.ids import Int32
+from kvsweep.ledger.ids import POOL, Int32
 from kvsweep.ledger.phases import PASSED_THROUGH
-from kvsweep.ledger.state import EMPTY, State
+from kvsweep.ledger.state import EMPTY, PoolState, State
 from kvsweep.ledger.store import LogStore
 from kvsweep.runtime.world import World
 from kvsweep.transports.pools import Pools
@@ -42,6 +43,23 @@ def fold_log(log: LogStore) -> Folded:
             raise LogCorrupt(record.position, str(error)) from error
         digest.update(record.event)
     return Folded(state=state, digest=digest)
+
+
+def newer(world: World, log: LogStore) -> World:
+    """The world in processes that began after all that the ledger knows; as it is for a ledger without events."""
+    ranks: dict[int, int] = {}
+    producer_epoch = 0
+    for record in log.read(POOL) if log.durable() else ():
+        match record.event:
+            case e.RunConfigured(ranks=configured, producer_epoch=producer_epoch):
+                ranks.update(configured)
+            case e.RankRestarted(rank=rank, process_epoch=process_epoch):
+                ranks[rank] = process_epoch
+            case e.ProducerRestarted(process_epoch=producer_epoch):
+                pass
+            case _:
+                pass
+    return world.newer_than(PoolState(ranks=tuple(sorted(ranks.items())), producer_epoch=producer_epoch))
 
 
 def recovered(log: LogStore, world: World) -> Folded:

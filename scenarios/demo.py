@@ -9,8 +9,10 @@ import anyio
 import torch
 
 from kvsweep.kernels.table import describe
+from kvsweep.ledger.errors import LogError
 from kvsweep.runtime.clock import MachineClock, TurnClock
-from kvsweep.runtime.driver import Driver
+from kvsweep.runtime.driver import Driver, open_store
+from kvsweep.runtime.recovery import newer
 from kvsweep.scenarios.ack import AckPipe
 from kvsweep.scenarios.devices import MakeDevice, choose_device
 from kvsweep.scenarios.engine.attention import ContiguousKv
@@ -32,7 +34,7 @@ from kvsweep.scenarios.options import (
     shared_tokens,
 )
 from kvsweep.scenarios.result import DemoResult, Run, model_of, not_run, result_of
-from kvsweep.scenarios.stack import Stack, kernels_of, layout_of, new_store, world_of
+from kvsweep.scenarios.stack import Stack, kernels_of, layout_of, world_of
 
 CHECKS = (
     "tokens equal plain decoding (fp32)",
@@ -65,11 +67,13 @@ def run_demo(
     ack_fd: int | None = None,
     device: tuple[MakeDevice, str] | None = None,
     turns_per_step: int = YIELDS_PER_STEP,
+    go_on: bool = False,
     watch: Watcher = lambda what, done, of: None,
 ) -> DemoResult:
     """Run once and compare with plain decoding.
 
     ledger   a log url of a ledger that does not exist yet
+    go_on    take one that exists: what its run has left under way is settled, its requests end, and new lives begin
     command  recorded as evidence
     bundle   a model that is loaded already, of the options' dtype; None loads the one that the options name
     ack_fd   open file descriptor that gets every acknowledged position as a line
@@ -100,8 +104,15 @@ def run_demo(
         ranks=options.ranks,
         tight=options.chaos is not None,
     )
-    log = new_store(settings)
     parts = ", ".join(filter(None, (describe(kernels_of(settings)), device_words)))
+    log = open_store(settings)
+    try:
+        if log.durable() and not go_on:
+            raise LogError(f"{ledger}: expected a new ledger, found one with events; give another path, or --go-on")
+        world = newer(world, log)
+    except BaseException:
+        log.close()
+        raise
     if acks is not None:
         log.watch(acks)
     driver = Driver.open(
@@ -155,6 +166,7 @@ async def _decode(
 ) -> tuple[Stack, Fleet, Storm | None]:
     chaos = None if options.chaos is None else links(options.chaos)
     async with Stack(driver, chaos=chaos, make_device=make_device) as stack:
+        await _end_earlier_lives(stack)
         storm = None if options.chaos is None else Storm(stack, options.chaos)
         sessions = [
             Session(
@@ -189,6 +201,15 @@ async def _decode(
         )
         await fleet.run()
     return stack, fleet, storm
+
+
+async def _end_earlier_lives(stack: Stack) -> None:
+    """Whose tokens ended with an earlier process, its requests have nobody left who wants their blocks."""
+    kv, requests = stack.kv, stack.driver.state.requests
+    for request in requests.values():
+        if request.life not in ("FINISHING", "CLOSED"):
+            kv.finish(request.key)
+    await kv.until(lambda: all(one.life == "CLOSED" for one in stack.driver.state.requests.values()))
 
 
 def _status(fleet: Fleet) -> str:

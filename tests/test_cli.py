@@ -143,7 +143,7 @@ def test_synthetic_runs_without_the_model(kvsweep_command: Command, tmp_path: Pa
 def test_an_existing_ledger_is_never_written_over(kvsweep_command: Command, ledger: Path) -> None:
     before = kvsweep_command("log", "events", ledger, "--json").json
     sentence = kvsweep_command(*SMALL, "--ledger", ledger).expect_sentence(cli.DATA_FAULT)
-    assert "expected a new ledger, found one with events; give another path" in sentence
+    assert "expected a new ledger, found one with events; give another path, or --go-on" in sentence
     assert kvsweep_command("log", "events", ledger, "--json").json == before
 
 

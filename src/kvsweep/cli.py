@@ -116,6 +116,10 @@ def demo(
     ledger: Annotated[
         Path | None, typer.Option(help="Ledger file to begin; without it, one in a new temporary folder.")
     ] = None,
+    go_on: Annotated[
+        bool,
+        typer.Option("--go-on", help="Take a ledger that another run has left: settle what was open first."),
+    ] = False,
     writer: Annotated[
         Literal["inline", "thread"], typer.Option(help="Ledger written within each call, or by a thread.")
     ] = "inline",
@@ -181,7 +185,9 @@ def demo(
                 bar.update(task, description=what, completed=done, total=of)
 
             command = command_line(sys.argv[1:])
-            result = run_demo(options, ledger=f"sqlite:{path}", command=command, ack_fd=ack_fd, watch=watch)
+            result = run_demo(
+                options, ledger=f"sqlite:{path}", command=command, ack_fd=ack_fd, go_on=go_on, watch=watch
+            )
     except (UsageError, TextError) as error:
         fail(error, USAGE_FAULT)
     except (KvsweepError, MissingModel, ModelFileError, KernelArgumentError, CudaError) as error:

@@ -13,6 +13,7 @@ from kvsweep.ledger.ids import POOL, RequestKey
 from kvsweep.ledger.query import Where
 from kvsweep.ledger.store import Rotation, Snapshot, Stream, open_log
 from kvsweep.ledger.store_chain import OPEN_FILES, file_of, files_of
+from kvsweep.ledger.store_segment import CHUNK
 
 
 @pytest.fixture
@@ -131,4 +132,33 @@ def test_a_file_that_a_killed_writer_only_began_is_no_part_of_the_ledger(make_li
         Snapshot(position=len(life.events) + 1, digest=life.digest.value(life.state), chain=b"", state=life.state)
     )
     assert files_of(str(path)) == [1, 2, 3, 4, 5, 6]
+    log.close()
+
+
+def test_other_names_beside_it_are_no_files_of_a_ledger(path: Path) -> None:
+    open_log(f"sqlite:{path}").close()
+    for name in ("ledger.db.1", "ledger.db.02", "ledger.db.2x", "ledger.db.damaged", "xledger.db.2", "ledgerxdb.2"):
+        path.with_name(name).write_bytes(b"x")
+    assert files_of(str(path)) == [1]
+    open_log(f"sqlite:{path}").close()
+
+
+def test_more_groups_than_a_query_takes_are_read_every_way(path: Path) -> None:
+    log = open_log(f"sqlite:{path}")
+    one, other = RequestKey("one", 1), RequestKey("other", 1)
+    count = 5 * CHUNK + 3
+    for seq in range(count):
+        log.append([e.RequestResumed(request=key, seq=2 * seq + n) for key in (one, other) for n in range(2)])
+    positions = list(range(1, 4 * count + 1))
+    ours = [position for position in positions if (position - 1) % 4 < 2]
+    for after in (0, 1, 4 * CHUNK - 1, 4 * CHUNK, 4 * CHUNK + 1, 4 * count - 1):
+        later = [position for position in positions if position > after]
+        assert [record.position for record in log.read(after=after)] == later
+        assert [record.position for record in log.read(one, after=after)] == [at for at in ours if at > after]
+        for newest_first in (False, True):
+            where = Where(types=("RequestResumed",), after=after, until=4 * count - 5)
+            found = [record.position for record in log.find(where, newest_first=newest_first)]
+            assert sorted(found) == [at for at in later if at <= 4 * count - 5]
+            assert found == sorted(found, reverse=newest_first)
+    assert log.damage() is None
     log.close()

@@ -36,9 +36,9 @@ def events_in(path: Path) -> int:
         return 0
 
 
-def kill_after(path: Path, events: int) -> int:
+def kill_after(path: Path, events: int, command: list[str] = ENDLESS) -> int:
     """Run the demo, SIGKILL it once its ledger has that many events. Returns how many a reader had seen by then."""
-    with subprocess.Popen([sys.executable, "-c", DEMO, *ENDLESS, "--ledger", str(path)], stderr=subprocess.PIPE) as run:
+    with subprocess.Popen([sys.executable, "-c", DEMO, *command, "--ledger", str(path)], stderr=subprocess.PIPE) as run:
         seen = 0
         while seen < events:
             try:
