@@ -20,7 +20,8 @@ def move_blocks(
     pool: UInt8, layers: Int32, row_ptr: Int32, source: Int32, destination: Int32, isa: int, threads: int, /
 ) -> None: ...
 
-# order: 0 [2, head, token, dim], 1 [2, token, head, dim]; parts: 1 K, 2 V, 3 both
+# order: 0 [2, head, token, dim], 1 [2, token, head, dim]; parts: 1 K, 2 V, 3 both. Arrays of half a block's width hold
+# the one part alone.
 def unpack_vnni(
     blocks: UInt8,
     out: UInt8,
@@ -43,6 +44,22 @@ def pack_vnni(
     parts: int,
     isa: int,
     threads: int,
+    /,
+) -> None: ...
+
+# packed: for matrix units, else natural order
+def pack_tokens(
+    pool: UInt8,
+    layers: Int32,
+    row_ptr: Int32,
+    tokens: Int32,
+    destination: Int32,
+    kv_heads: int,
+    block_size: int,
+    head_dim: int,
+    element_bytes: int,
+    packed: bool,
+    isa: int,
     /,
 ) -> None: ...
 

@@ -91,6 +91,24 @@ class NativeKernels:
         except _REFUSALS as refusal:
             _explain(refusal, reference.unpack_vnni, blocks, shape, out)
 
+    def pack_tokens(
+        self,
+        pool: UInt8,
+        layers: Int32,
+        row_ptr: Int32,
+        tokens: Int32,
+        destination: Int32,
+        shape: BlockShape,
+        packing: Packing,
+    ) -> None:
+        """See kvsweep.kernels.tokens.pack_tokens."""
+        try:
+            sizes = (shape.kv_heads, shape.block_size, shape.head_dim, shape.element_bytes)
+            packed = packing is Packing.VNNI
+            _native.pack_tokens(pool, layers, row_ptr, tokens, destination, *sizes, packed, self._isa)
+        except _REFUSALS as refusal:
+            _explain(refusal, reference.pack_tokens, pool, layers, row_ptr, tokens, destination, shape, packing)
+
     def plan_diff(self, want: Csr, tail: Csr, held: Csr, *, sequence_blocks: int, shared_table: bool) -> DiffPlan:
         """See kvsweep.kernels.diff.plan_diff."""
         # One allocation, and few steps: a short plan costs no more than these.

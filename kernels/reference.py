@@ -4,6 +4,7 @@ from kvsweep.kernels.diff import HOLE, DiffPlan, plan_diff
 from kvsweep.kernels.moves import gather_blocks, move_blocks, poison_blocks, remap_rows, scatter_blocks
 from kvsweep.kernels.packing import pack_vnni, unpack_vnni
 from kvsweep.kernels.retain import retired_blocks, row_classes
+from kvsweep.kernels.tokens import pack_tokens
 from kvsweep.kernels.topk import rank_blocks, select_ascending, select_top
 from kvsweep.kernels.whole import validate_whole_blocks
 
@@ -12,6 +13,7 @@ __all__ = [
     "DiffPlan",
     "gather_blocks",
     "move_blocks",
+    "pack_tokens",
     "pack_vnni",
     "plan_diff",
     "poison_blocks",

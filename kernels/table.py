@@ -9,7 +9,7 @@ from kvsweep.kernels import reference
 from kvsweep.kernels.csr import Csr, Int32
 from kvsweep.kernels.diff import DiffPlan
 from kvsweep.kernels.errors import KernelArgumentError
-from kvsweep.kernels.layout import BlockShape
+from kvsweep.kernels.layout import BlockShape, Packing
 from kvsweep.kernels.moves import UInt8
 from kvsweep.kernels.topk import Float32
 
@@ -30,6 +30,16 @@ class Kernels(Protocol):
     def move_blocks(self, pool: UInt8, layers: Int32, row_ptr: Int32, source: Int32, destination: Int32) -> None: ...
     def pack_vnni(self, blocks: UInt8, shape: BlockShape, out: UInt8) -> None: ...
     def unpack_vnni(self, blocks: UInt8, shape: BlockShape, out: UInt8) -> None: ...
+    def pack_tokens(
+        self,
+        pool: UInt8,
+        layers: Int32,
+        row_ptr: Int32,
+        tokens: Int32,
+        destination: Int32,
+        shape: BlockShape,
+        packing: Packing,
+    ) -> None: ...
     def plan_diff(self, want: Csr, tail: Csr, held: Csr, *, sequence_blocks: int, shared_table: bool) -> DiffPlan: ...
     def rank_blocks(self, scores: Float32) -> Int32: ...
     def select_top(self, scores: Float32, k: int) -> Int32: ...
@@ -48,6 +58,7 @@ class NumpyKernels:
     move_blocks = staticmethod(reference.move_blocks)
     pack_vnni = staticmethod(reference.pack_vnni)
     unpack_vnni = staticmethod(reference.unpack_vnni)
+    pack_tokens = staticmethod(reference.pack_tokens)
     plan_diff = staticmethod(reference.plan_diff)
     rank_blocks = staticmethod(reference.rank_blocks)
     select_top = staticmethod(reference.select_top)

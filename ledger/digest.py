@@ -13,6 +13,7 @@ import msgspec
 
 from kvsweep.ledger.codec import EVENT_TYPES, RULES
 from kvsweep.ledger.event_base import Event, Implementation, Measured
+from kvsweep.ledger.events import UploadPlanned
 from kvsweep.ledger.holding import Holders
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.ownership import NO_HOLDERS
@@ -26,6 +27,10 @@ _LEFT_OUT: Final[Mapping[type[Event], dict[str, Any]]] = {
     }
     for kind in EVENT_TYPES.values()
 }
+_APPENDED: Final[Mapping[type[Event], int]] = {UploadPlanned: 1}
+"""Fields at the end that were added after ledgers had been written: hashed only where they say something, so that an
+old ledger keeps its digest."""
+
 _ENCODER: Final = msgspec.msgpack.Encoder(order="deterministic")
 
 
@@ -33,6 +38,18 @@ def unmeasured(event: Event) -> Event:
     """The event as the digest sees it: every field of type Measured or Implementation has its default."""
     changes = _LEFT_OUT[type(event)]
     return msgspec.structs.replace(event, **changes) if changes else event
+
+
+def _as_written(event: Event) -> Event | list[Any]:
+    """Without the appended fields that have their defaults; the tag and the other fields are the same bytes."""
+    appended = _APPENDED.get(type(event), 0)
+    if not appended:
+        return event
+    added = msgspec.structs.fields(event)[-appended:]
+    if any(getattr(event, field.name) != field.default for field in added):
+        return event
+    whole: list[Any] = msgspec.to_builtins(event, builtin_types=(bytes,))
+    return whole[:-appended]
 
 
 def state_digest(state: State) -> str:
@@ -88,7 +105,7 @@ class Digest:
 
     def update(self, event: Event) -> None:
         """Add one event. Each is preceded by its length, so that no two sequences share their bytes."""
-        body = _ENCODER.encode(unmeasured(event))
+        body = _ENCODER.encode(_as_written(unmeasured(event)))
         size = len(body).to_bytes(8, "little")
         if self._rules == 1:
             self._whole.update(size)

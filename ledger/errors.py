@@ -36,6 +36,14 @@ class LayoutError(UsageError):
         super().__init__(f"{argument}: expected {expected}, got {got}")
 
 
+class Malformed(UsageError):
+    """A message does not have the types that its declaration gives. `path` leads to the field, as `OpenTail.until`."""
+
+    def __init__(self, path: str, expected: str, got: str) -> None:
+        self.path, self.expected, self.got = path, expected, got
+        super().__init__(f"{path}: expected {expected}, got {got}")
+
+
 class NonFiniteScore(UsageError):
     """A block score is NaN or infinite."""
 

@@ -102,6 +102,9 @@ class UploadPlanned(Event, frozen=True, kw_only=True, array_like=True, gc=False,
     common_new_slots: int = 0  # shared-table stage
     pad: Rows[Logical] | None = None  # of `logical`: those nobody asked for
     measured: Measured = Measured()
+    valid_tokens: bytes = (
+        b""  # '<i4' a layer, token method only: tokens packed into `logical`, which numbers the copies
+    )
 
 
 class BlocksLeased(Event, frozen=True, kw_only=True, array_like=True, gc=False, tag=12):

@@ -40,7 +40,11 @@ class Source:
     """Block id in the CPU pool: [0, K) holds full KV, [K, N) are copy destinations."""
 
 
-S = TypeVar("S", Logical, Slot, Physical, Source)
+class Token:
+    """A token's position in the sequence; or its place in the CPU pool, block * block_size + offset."""
+
+
+S = TypeVar("S", Logical, Slot, Physical, Source, Token)
 
 
 class RequestKey(Struct, frozen=True, array_like=True, gc=False, order=True):

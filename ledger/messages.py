@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from kvsweep.ledger.event_base import Event, RankEpochs, RetainMode, SourceKind
-from kvsweep.ledger.ids import Logical, Operation, Physical, RequestKey, Rows, Slot, Source
+from kvsweep.ledger.ids import Logical, Operation, Physical, RequestKey, Rows, Slot, Source, Token
 
 # ---- selection
 
@@ -14,6 +14,9 @@ class BlockSelection(Struct, frozen=True, kw_only=True, gc=False):
     """Whole blocks that attention shall read, per active layer (contract D1).
 
     `ranked_tail_by_layer` holds the remaining candidates best first, NOT in id order. Every id is in [0, whole_blocks).
+
+    Token method: `tokens_by_layer` names positions in [0, whole_blocks * block_size), ascending; a layer's blocks are
+    0 … ceil(tokens / block_size) − 1, those that its tokens are packed into. Nothing is held over then.
     """
 
     request: RequestKey
@@ -24,6 +27,7 @@ class BlockSelection(Struct, frozen=True, kw_only=True, gc=False):
     group_by_layer: bytes  # '<i4' a row
     whole_blocks: int
     effective_budget_blocks: int
+    tokens_by_layer: Rows[Token] | None = None
 
 
 # ---- commands: the serving loop asks
@@ -215,6 +219,15 @@ class Gather(Struct, frozen=True, kw_only=True, tag=True):
     needs: Need = "nothing"
 
 
+class PackTokens(Struct, frozen=True, kw_only=True, tag=True):
+    """Producer: pack these tokens, layer by layer, into whole copy destinations before the transfer reads them."""
+
+    operation: Operation
+    tokens: Rows[Token]  # places in the CPU pool: full block * block_size + offset
+    destination: Rows[Source]  # ceil(tokens / block_size) a layer; places behind the last token are zero
+    needs: Need = "nothing"
+
+
 class Transfer(Struct, frozen=True, kw_only=True, tag=True):
     """Rank: pull whole blocks from CPU memory into areas, write the table row, then report. Rows are per layer."""
 
@@ -296,9 +309,18 @@ class Acknowledge(Struct, frozen=True, kw_only=True, tag=True):
 RankWork: TypeAlias = Transfer | MoveBlocks | StoreBlocks | Cancel
 ToRank: TypeAlias = RankWork | Heard | Forget
 FromRank: TypeAlias = Done | ProcessStarted
-ProducerWork: TypeAlias = Gather | PublishKeepMap | Acknowledge
+ProducerWork: TypeAlias = Gather | PackTokens | PublishKeepMap | Acknowledge
 Effect: TypeAlias = (
-    Reserve | Release | Gather | Transfer | MoveBlocks | StoreBlocks | Cancel | PublishKeepMap | Acknowledge
+    Reserve
+    | Release
+    | Gather
+    | PackTokens
+    | Transfer
+    | MoveBlocks
+    | StoreBlocks
+    | Cancel
+    | PublishKeepMap
+    | Acknowledge
 )
 
 

@@ -72,6 +72,8 @@ def planned(state: State, request: RequestState, event: UploadPlanned) -> State:
         again = first_common(view.logical, event.logical)
         if again is not None:
             refuse(request, event, f"layer {again}: a block that is already resident is uploaded again")
+    if event.valid_tokens:
+        _check_packed(state, request, event)
     opened = OpenOperation(
         operation=event.operation,
         lane="upload",
@@ -91,6 +93,17 @@ def planned(state: State, request: RequestState, event: UploadPlanned) -> State:
         ),
         pool=pool,
     )
+
+
+def _check_packed(state: State, request: RequestState, event: UploadPlanned) -> None:
+    """Token method: a new set each time, copied, in as few blocks as hold it."""
+    tokens, size = int32_view(event.valid_tokens), state.pool.layout.block_size
+    if event.kind != "full" or event.source_kind != "copy":
+        refuse(request, event, f"packed tokens are a full copied plan, got {event.kind} of {event.source_kind}")
+    if tokens.size != len(event.logical) or bool(np.any(-(-tokens // size) != event.logical.counts)):
+        refuse(request, event, f"{tokens.tolist()} tokens do not fill {event.logical.counts.tolist()} blocks of {size}")
+    if any(ids.tolist() != list(range(ids.size)) for _, ids in event.logical.items()):
+        refuse(request, event, "packed blocks are numbered from 0")
 
 
 def leased(state: State, request: RequestState, event: BlocksLeased) -> State:

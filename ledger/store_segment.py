@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from kvsweep.ledger.codec import encode_group
+from kvsweep.ledger.codec import Bodies, list_head, split_batch
 from kvsweep.ledger.digest import Digest
 from kvsweep.ledger.errors import LogCorrupt, LogError
 from kvsweep.ledger.event_base import Event
@@ -123,9 +123,11 @@ class GroupSegment:
             unknown = {event.request.request_id for event in events} - names.keys()
             if unknown:
                 raise LogCorrupt(first, f"the request {min(unknown)!r} has no number")
-            bodies = encode_group(events)
+            [(plain, body)] = self.db.raw.execute("SELECT plain, body FROM groups WHERE first = ?", (first,)).fetchall()
+            # As they were written: an event that has got a field since is encoded otherwise today.
+            head = len(list_head(len(events)))
+            bodies = Bodies(body, [len(piece) for piece in split_batch(body[head:], len(events))])
             again = pack(events, bodies, names, first, time)
-            [plain] = self.db.raw.execute("SELECT plain FROM groups WHERE first = ?", (first,)).fetchone()
             places = msgspec.json.decode(again.places, type=list[Place])
             found = [self._place(place) == (*place[3:5], first, *place[5:]) for place in places]
             if plain != again.plain or not all(found):

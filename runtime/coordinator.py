@@ -27,6 +27,7 @@ from kvsweep.ledger.messages import (
     Forget,
     Gather,
     Heard,
+    PackTokens,
     PublishKeepMap,
     RankWork,
     Release,
@@ -340,7 +341,7 @@ class Coordinator:
             elif isinstance(effect, RankWork):
                 for rank, _ in effect.ranks:
                     self._outgoing.post(rank, effect)
-            elif isinstance(effect, Gather):
+            elif isinstance(effect, Gather | PackTokens):
                 self.producer.perform([effect])
             elif isinstance(effect, PublishKeepMap | Acknowledge):
                 self._for_producer.append(effect)

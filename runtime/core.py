@@ -19,6 +19,7 @@ from kvsweep.runtime.decide_upload import CannotPlan, selection_digest
 from kvsweep.runtime.settings import Settings
 from kvsweep.runtime.spoken import Spoken
 from kvsweep.runtime.steps import HandedOut, OpenSteps
+from kvsweep.runtime.well_formed import check_message, expect_key
 
 Message: TypeAlias = Command | Report
 
@@ -36,6 +37,19 @@ class Core:
         self._state = state
         self._drafts = decide_upload.Drafts()
         self._staged: State | None = None
+
+    def fork(self) -> "Core":
+        """Another core in this state, open steps included; neither sees what the other does from here on.
+
+        Raises UsageError while a turn is staged.
+        """
+        if self._staged is not None:
+            raise UsageError("a turn is staged: adopt or discard it before the core is forked")
+        twin = Core(self.settings, kernels=self._context.kernels)
+        twin.steps, twin._spoken = self.steps.fork(), self._spoken.fork()
+        twin._context = Context(self.settings, twin.steps, self._context.kernels, twin._spoken)
+        twin._state = self._state
+        return twin
 
     @property
     def state(self) -> State:
@@ -63,9 +77,13 @@ class Core:
         return self._finish(batch, Turn(outcome="accepted"), *everybody)
 
     def handle(self, message: Message) -> Turn:
-        """Decide on one message. Nothing changes until `adopt`; a second message waits for that."""
+        """Decide on one message. Nothing changes until `adopt`; a second message waits for that.
+
+        Raises Malformed for a message that has not the types of its declaration.
+        """
         if self._staged is not None:
             raise UsageError("a turn is staged: adopt or discard it before the next message")
+        check_message(message)
         batch = Batch(self._state)
         command, reserved = (message.cause, message) if isinstance(message, Reserved) else (message, None)
         try:
@@ -172,7 +190,7 @@ class Core:
         """The caller's mistake: recorded, and returned for the driver to raise."""
         batch = Batch(self._state)
         command = message.cause if isinstance(message, Reserved) else message
-        key = _request_of(command)
+        key = error.key if isinstance(error.key, RequestKey) else _request_of(command)
         stream = decide_report.stream_of(self._state, key) if key is not None else POOL
         batch.emit(
             e.CommandRefused,
@@ -241,6 +259,7 @@ class Core:
         """Hand out each request's current generation and tail; committed generations only."""
         handed, lost = {}, self._state.pool.lost
         for key in requests:
+            expect_key("begin_step", key)
             request = self._state.request(key)
             if request is None or request.life != "RUNNING":
                 state = request.describe() if request else "no such request"

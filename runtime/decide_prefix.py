@@ -6,6 +6,7 @@ from kvsweep.ledger.messages import AttachPrefix, PublishPrefix
 from kvsweep.ledger.ownership import Holder
 from kvsweep.ledger.state import PREFIXES_KEPT
 from kvsweep.runtime.batch import Batch
+from kvsweep.runtime.decide_upload import expect_count
 
 
 def publish(batch: Batch, command: PublishPrefix) -> None:
@@ -34,6 +35,7 @@ def attach(batch: Batch, command: AttachPrefix) -> None:
 
 def evict(batch: Batch, blocks: int) -> None:
     """Oldest references first. A later request attaches up to the first block that is missing."""
+    expect_count(POOL, "EvictPrefix", "the pool", "blocks", blocks)
     for prefix in batch.state.pool.prefixes[:blocks]:
         layout, before = batch.state.pool.layout, batch.state.ownership
         holder = Holder("prefix", prefix.number)

@@ -23,7 +23,7 @@ from kvsweep.ledger.sources import blocks_of, leading
 from kvsweep.ledger.state import RequestState, State
 from kvsweep.runtime.advance import Context, abort, abort_what_can_turn_back, drop_tail
 from kvsweep.runtime.batch import Batch
-from kvsweep.runtime.decide_upload import CannotPlan, expect_ranks, next_operation
+from kvsweep.runtime.decide_upload import CannotPlan, expect_count, expect_ranks, next_operation
 
 
 def key_of_new(state: State, request_id: str) -> RequestKey:
@@ -49,14 +49,14 @@ def open_request(batch: Batch, context: Context, command: OpenRequest) -> None:
 
 
 def register(batch: Batch, command: RegisterSources, reserved: Reserved | None) -> Reserve | None:
-    """CPU blocks that the producer has filled are valid sources; those not held for it yet are claimed first."""
-    layout, run = batch.state.pool.layout, batch.state.pool.run
-    request, limit = batch.request(command.request), run.cpu_full_blocks if run else 0
-    logical = int32_view(command.logical) if len(command.logical) % 4 == 0 else None
-    if logical is None or (logical.size and not 0 <= int(logical.min()) <= int(logical.max()) < limit):
-        reason = f"logical: expected int32 block ids in [0, {limit}), the CPU pool's size"
-        raise Refused(request.key, "RegisterSources", request.describe(), (), reason)
-    held = int32_view(blocks_of(batch.request(command.request).stale))
+    """CPU blocks that the producer has filled are valid sources; those not held for it yet are claimed first.
+
+    What is wrong with the ids is refused by name; `no_space` is left for blocks that nobody holds and that are on their
+    way back to the pool.
+    """
+    layout, request = batch.state.pool.layout, batch.request(command.request)
+    _check_named(batch.state, request, command)
+    held = int32_view(blocks_of(request.stale))
     new = np.setdiff1d(int32_view(command.source), held)
     if new.size and reserved is None:
         nothing = (0,) * layout.groups
@@ -67,9 +67,33 @@ def register(batch: Batch, command: RegisterSources, reserved: Reserved | None) 
     return None
 
 
+def _check_named(state: State, request: RequestState, command: RegisterSources) -> None:
+    """One CPU block of [0, K), held by nobody else, for each logical block."""
+    logical, source = int32_view(command.logical), int32_view(command.source)
+    full = state.pool.run.cpu_full_blocks if state.pool.run else 0
+
+    def refuse(reason: str) -> None:
+        raise Refused(request.key, "RegisterSources", request.describe(), (), reason)
+
+    for name, ids in (("logical", logical), ("source", source)):
+        outside = ids[(ids < 0) | (ids >= full)]
+        if outside.size:
+            refuse(f"{name}: expected block ids in [0, {full}), the CPU pool's size, got {int(outside[0])}")
+        if np.unique(ids).size != ids.size:
+            refuse(f"{name}: expected each block once, got {ids.tolist()}")
+    if logical.size != source.size:
+        refuse(f"source: expected {logical.size} blocks, one for each logical block, got {source.size}")
+    stale = int32_view(blocks_of(request.stale))
+    for key in state.ownership.held:
+        taken = np.setdiff1d(np.intersect1d(source, state.ownership.sources(key)), stale)  # a shared one may be both
+        if taken.size:
+            refuse(f"source: CPU block {int(taken[0])} is held for {key.request_id}")
+
+
 def open_tail(batch: Batch, command: OpenTail, reserved: Reserved | None) -> Reserve | None:
     """One new block a group for every logical block that has none yet, up to and without `until`."""
     request, layout = batch.request(command.request), batch.state.pool.layout
+    expect_count(request.key, "OpenTail", request.describe(), "until", command.until)
     start = max([leading(request.source), *(block.logical + 1 for block in request.tail)])
     missing = range(start, command.until)
     if not missing:
@@ -90,6 +114,7 @@ def seal_tail(
     """Seal what is confirmed, store what is sealed, and let windows slide."""
     key, layout = command.request, batch.state.pool.layout
     request = batch.request(key)
+    expect_count(key, "SealTail", request.describe(), "confirmed_tokens", command.confirmed_tokens)
     whole = command.confirmed_tokens // layout.block_size
     sealable = [block.logical for block in request.tail if block.phase == "open" and block.logical < whole]
     dirty = [block.logical for block in request.tail if block.phase == "dirty"] + sealable

@@ -29,6 +29,8 @@ def retain(batch: Batch, context: Context, command: Retain, reserved: Reserved |
     expect_lanes(request, "Retain")
     if command.map_revision != request.map_revision:
         _refuse(request, f"map_revision: expected {request.map_revision}, the current one, got {command.map_revision}")
+    if context.settings.selection.method == "token" and not command.pack:
+        _refuse(request, "keep: expected pack, as the token method keeps no slots: each upload replaces the whole set")
     expect_ranks(batch.state, "retain")
     keep, union = command.keep, False
     _check_keep(request, keep, layout.active_layers)

@@ -10,13 +10,30 @@ from kvsweep.ledger import events as e
 from kvsweep.ledger.errors import Refused
 from kvsweep.ledger.event_base import LaneName, SourceKind
 from kvsweep.ledger.fold import legal_now
-from kvsweep.ledger.ids import Operation, Physical, RequestKey, Rows, Slot, Source, int32_view
-from kvsweep.ledger.messages import BlockSelection, Gather, PublishKeepMap, Reserve, Reserved, Select, Transfer
+from kvsweep.ledger.ids import Operation, Physical, RequestKey, Rows, Slot, Source, Token, int32_view, no_rows
+from kvsweep.ledger.messages import (
+    BlockSelection,
+    Gather,
+    PackTokens,
+    PublishKeepMap,
+    Reserve,
+    Reserved,
+    Select,
+    Transfer,
+)
 from kvsweep.ledger.state import RequestState, State
 from kvsweep.runtime.advance import Context
 from kvsweep.runtime.batch import Batch
 from kvsweep.runtime.destinations import Placement, place
-from kvsweep.runtime.upload_plan import BlockDiffPlan, check_selection, keep_slots, plan_upload, sources_of
+from kvsweep.runtime.token_plan import check_method, check_tokens, packed_into, places_of, valid_tokens
+from kvsweep.runtime.upload_plan import (
+    BlockDiffPlan,
+    check_selection,
+    keep_slots,
+    plan_tokens,
+    plan_upload,
+    sources_of,
+)
 
 
 class CannotPlan(Exception):
@@ -61,6 +78,12 @@ def expect_lanes(request: RequestState, what: str) -> None:
             raise Refused(request.key, what, request.describe(), legal_now(request), reason)
 
 
+def expect_count(key: RequestKey, what: str, state: str, field: str, got: int) -> None:
+    """Raise Refused for a count below 0: counting back is never meant."""
+    if got < 0:
+        raise Refused(key, what, state, (), f"{field}: expected 0 or more, got {got}")
+
+
 def expect_ranks(state: State, lane: LaneName, selection_revision: int = 0) -> None:
     """Raise CannotPlan while a rank is lost: nobody would answer for it."""
     if state.pool.lost:
@@ -76,7 +99,8 @@ class Draft(Struct, frozen=True, kw_only=True):
     """What one selection comes to on one state."""
 
     plan: BlockDiffPlan
-    sources: Rows[Source]
+    sources: Rows[Source]  # token method: none
+    places: Rows[Token] | None  # token method: where each token stands in the CPU pool
     row: int
     placement: Placement
     copies: int  # destinations in [K, N)
@@ -101,21 +125,30 @@ def _draft(batch: Batch, context: Context, command: Select) -> Draft | Operation
     selection, settings = command.selection, context.settings
     request, layout = batch.request(selection.request), batch.state.pool.layout
     expect_lanes(request, "Select")
+    tokens = selection.tokens_by_layer
+    check_method(request, selection, settings.selection.method)
     check_selection(request, selection, layout)
+    if tokens is not None:
+        check_tokens(request, selection, tokens, layout)
     expect_ranks(batch.state, "upload", selection.selection_revision)
     shared_table, revision = not settings.retain.layer_tables, selection.selection_revision
-    plan = plan_upload(request, selection, layout, shared_table=shared_table, kernels=context.kernels)
+    if tokens is None:
+        plan = plan_upload(request, selection, layout, shared_table=shared_table, kernels=context.kernels)
+    else:
+        plan = plan_tokens(selection.logical_blocks_by_layer, shared_table=shared_table)
     if plan.upload.size == 0:
         return _publish(batch, command)
     if plan.unfilled:
         raise CannotPlan("upload", "unequal_layers", plan.unfilled, 0, 0, selection_revision=revision)
-    sources = sources_of(request, plan.upload)
-    if sources is None:
+    sources: Rows[Source] | None = None if tokens is not None else sources_of(request, plan.upload)
+    places = None if tokens is None else places_of(request, tokens, layout.block_size)
+    if sources is None and places is None:
         raise CannotPlan("upload", "invalid_source", plan.upload.size, 0, 0, selection_revision=revision)
     row = free_row(batch.state, request, "upload")
     placement = place(batch.state.ownership, request.key, plan.upload, layout, shared_table=shared_table)
     copies = int(plan.upload.counts.max()) if settings.source.kind == "copy" else 0
-    return Draft(plan=plan, sources=sources, row=row, placement=placement, copies=copies)
+    named: Rows[Source] = sources if sources is not None else no_rows()
+    return Draft(plan=plan, sources=named, places=places, row=row, placement=placement, copies=copies)
 
 
 def select(
@@ -126,7 +159,7 @@ def select(
     if isinstance(draft, Operation):
         return draft
     request, layout = batch.request(selection.request), batch.state.pool.layout
-    plan, placement, copies = draft.plan, draft.placement, draft.copies
+    plan, placement, copies, tokens = draft.plan, draft.placement, draft.copies, selection.tokens_by_layer
     if reserved is None and (any(placement.new_blocks) or copies):
         return Reserve(cause=command, device=placement.new_blocks, cpu_full=0, cpu_copy=copies)
     if reserved is not None and reserved.device is None:
@@ -153,11 +186,16 @@ def select(
         logical=plan.upload,
         common_new_slots=plan.common_new_slots,
         pad=plan.pad if plan.pad.size else None,
+        valid_tokens=b"" if tokens is None else valid_tokens(tokens),
     )
-    read = draft.sources
-    if copies:
+    if tokens is not None and draft.places is not None:
+        read = packed_into(tokens, copied, layout.block_size)
+        batch.effect(PackTokens(operation=operation, tokens=draft.places, destination=read))
+    elif copies:
         read = _copies(draft.sources, copied)
         batch.effect(Gather(operation=operation, source=draft.sources, destination=read))
+    else:
+        read = draft.sources
     batch.emit(
         e.BlocksLeased,
         request.key,

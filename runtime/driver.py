@@ -14,6 +14,7 @@ from kvsweep.ledger.errors import (
     Busy,
     HandshakeError,
     LogError,
+    Malformed,
     Refused,
     SequenceConflict,
     SettingsError,
@@ -54,6 +55,7 @@ from kvsweep.runtime.outbox import Outbox
 from kvsweep.runtime.recovery import Folded, pools_of, recovered
 from kvsweep.runtime.settings import Settings
 from kvsweep.runtime.steps import HandedOut
+from kvsweep.runtime.well_formed import expect_key
 from kvsweep.runtime.world import World as World
 from kvsweep.transports.handshake import Capabilities, differences
 from kvsweep.transports.pools import Pools
@@ -142,8 +144,8 @@ class Driver:
     def handle(self, message: Message) -> Turn:
         """Decide, append, adopt. A report raises nothing.
 
-        Raises Refused for an illegal command, Busy for one that starts work while the log is behind by its bound, and
-        LogError with the reason for any command once an append has failed.
+        Raises Refused for an illegal command, Malformed for one that has not the types of its declaration, Busy for one
+        that starts work while the log is behind by its bound, and LogError for any command once an append has failed.
         """
         if isinstance(message, Reports):
             return self._report(message)
@@ -173,11 +175,11 @@ class Driver:
         except Exception as error:
             if given is not None and given.device is not None:  # reserved for a turn that did not come about
                 self.pools.release(Release(device=given.device, cpu=given.cpu_full + given.cpu_copy + given.claimed))
-            if not isinstance(error, Unencodable):
-                raise
-            if isinstance(message, Reports):
+            if isinstance(message, Reports) and isinstance(error, Malformed | Unencodable):
                 return Turn(outcome="refused", refusal=Refusal(what=type(message).__name__, reason=str(error)))
-            raise UsageError(f"{type(message).__name__}: {error}") from error
+            if isinstance(error, Unencodable):
+                raise UsageError(f"{type(message).__name__}: {error}") from error
+            raise
         if turn.refusal is not None and turn.outcome == "refused" and isinstance(turn.events[0], e.CommandRefused):
             refusal = turn.refusal
             raise Refused(turn.events[0].request, refusal.what, turn.events[0].state, refusal.legal, refusal.reason)
@@ -287,6 +289,7 @@ class Driver:
 
     def residency(self, request: RequestKey) -> Residency:
         """What the request has on the device now. Raises Refused for an unknown life."""
+        expect_key("residency", request)
         known = self.state.request(request)
         if known is None:
             raise Refused(request, "residency", "no such request", ("OpenRequest",))

@@ -6,7 +6,7 @@ import anyio.lowlevel
 from kvsweep.ledger.errors import Busy
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.messages import Forget, Heard, ProcessStarted, RankWork
-from kvsweep.transports.host import HostDevice
+from kvsweep.transports.device import ServedDevice
 from kvsweep.transports.links import Delivery, RankLink
 from kvsweep.transports.rank import RankWorker
 from kvsweep.transports.wire import BadFrame, decode_to_rank, encode
@@ -27,11 +27,12 @@ class _Wake:
         self.event = anyio.Event()
 
 
-async def serve_rank(worker: RankWorker, device: HostDevice, link: RankLink) -> None:
+async def serve_rank(worker: RankWorker, device: ServedDevice, link: RankLink) -> None:
     """Serve until the link ends. Announces the process epoch first.
 
     A frame that cannot be read, and a command for which there is no room, is noted and passed over: to the
-    coordinator it is a rank that does not answer. The device's streams advance one item a turn.
+    coordinator it is a rank that does not answer. The device advances one step a turn; where it is lost,
+    DeviceLost ends the rank's process, which is what settles its operations.
     """
     wake = _Wake()
     async with anyio.create_task_group() as tasks:
@@ -64,7 +65,7 @@ def _perform(worker: RankWorker, work: RankWork) -> None:
         worker.note_frame(f"{type(work).__name__} {work.operation.operation_id} refused: {error}")
 
 
-async def _work(worker: RankWorker, device: HostDevice, link: RankLink, wake: _Wake) -> None:
+async def _work(worker: RankWorker, device: ServedDevice, link: RankLink, wake: _Wake) -> None:
     idle = 0
     try:
         while True:

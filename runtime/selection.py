@@ -5,7 +5,7 @@ import numpy.typing as npt
 
 from kvsweep.kernels.table import Kernels, choose_kernels
 from kvsweep.ledger.errors import BudgetError, LayoutError, NonFiniteScore
-from kvsweep.ledger.ids import HOLE, Logical, RequestKey, Rows, int32_bytes
+from kvsweep.ledger.ids import HOLE, Logical, RequestKey, Rows, int32_bytes, no_rows
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.messages import BlockSelection
 from kvsweep.ledger.ragged import even_rows
@@ -28,7 +28,7 @@ def select_blocks(
     """Choose whole blocks for every active layer.
 
     scores      float32[active layers, whole blocks]; whole, confirmed blocks only; finite
-    incumbents  resident blocks per layer: their scores count `incumbent_factor` times (hysteresis)
+    incumbents  resident blocks per layer, or HOLE: their scores count `incumbent_factor` times (hysteresis)
     kernels     what ranks; None takes the native one where it was built
     ranked_tail False leaves the tail out: only a table that all layers share is ever padded from it
     The first `sink_blocks` and the last `recent_blocks` are always in and count in the budget; the selected pool is
@@ -68,6 +68,54 @@ def select_blocks(
     )
 
 
+def select_tokens(
+    scores: Float32,
+    *,
+    request: RequestKey,
+    revision: int,
+    layout: Layout,
+    policy: SelectionSettings,
+    kernels: Kernels | None = None,
+) -> BlockSelection:
+    """Choose single tokens for every active layer: the token method, a policy to compare whole blocks with (C1).
+
+    scores  float32[active layers, whole blocks * block_size]; tokens of whole, confirmed blocks only; finite
+    The tokens of the first `sink_blocks` and the last `recent_blocks` are always in and count in the budget, which is
+    what the budget in whole blocks holds; the best of the rest come in the order (−score, position). Raises as
+    `select_blocks`; NonFiniteScore names the block of the token.
+    """
+    layers, size = layout.active_layers, layout.block_size
+    if scores.ndim != 2 or scores.shape[0] != len(layers) or scores.dtype != np.float32 or scores.shape[1] % size:
+        raise LayoutError(
+            "scores",
+            f"float32 of shape [{len(layers)}, whole blocks of {size} tokens]",
+            f"{scores.dtype} of shape {scores.shape}",
+        )
+    whole = scores.shape[1] // size
+    sink, recent, budget = effective_budget(whole, policy)
+    counted = _shared(scores, policy)
+    for row in (scores, counted):
+        _refuse_non_finite(row.reshape(len(layers), whole, size).sum(axis=2), layers)
+    chosen = (budget - sink - recent) * size
+    ranked = (kernels or choose_kernels()).select_ascending(
+        np.ascontiguousarray(counted[:, sink * size : (whole - recent) * size]), chosen
+    ) + np.int32(sink * size)
+    first, last = np.arange(sink * size), np.arange((whole - recent) * size, whole * size)
+    return BlockSelection(
+        request=request,
+        selection_revision=revision,
+        block_size=size,
+        logical_blocks_by_layer=Rows.of({layer: np.arange(budget) for layer in layers}),
+        ranked_tail_by_layer=no_rows(layers),
+        group_by_layer=int32_bytes([layout.layers[layer].group for layer in layers]),
+        whole_blocks=whole,
+        effective_budget_blocks=budget,
+        tokens_by_layer=Rows.of(
+            {layer: np.concatenate((first, ranked[row], last)) for row, layer in enumerate(layers)}
+        ),
+    )
+
+
 def effective_budget(whole_blocks: int, policy: SelectionSettings) -> tuple[int, int, int]:
     """(sink, recent, budget) in blocks, as they can be granted for a sequence of this many whole blocks (E7)."""
     sink = min(policy.sink_blocks, whole_blocks)
@@ -95,6 +143,9 @@ def _counted(
 ) -> Float32:
     """Scores as they are compared: incumbents raised (a negative score too), then summed where layers share a list."""
     counted = scores
+    for layer, ids in incumbents.items() if incumbents is not None else ():
+        if ids.size and int(ids.min()) < HOLE:
+            raise LayoutError(f"incumbents[{layer}]", f"block ids or HOLE ({HOLE})", str(int(ids.min())))
     with np.errstate(over="ignore"):
         if incumbents is not None and policy.incumbent_factor != 1.0:
             counted = scores.copy()
@@ -102,7 +153,13 @@ def _counted(
                 blocks = incumbents.row(layer)
                 blocks = blocks[(blocks != HOLE) & (blocks < scores.shape[1])]
                 counted[row, blocks] += np.abs(counted[row, blocks]) * np.float32(policy.incumbent_factor - 1.0)
-        if policy.shared:
-            total = counted.sum(axis=0, dtype=np.float64).astype(np.float32)
-            counted = np.repeat(total[None, :], scores.shape[0], axis=0)
-    return counted
+    return _shared(counted, policy)
+
+
+def _shared(scores: Float32, policy: SelectionSettings) -> Float32:
+    """The sum over the layers for each of them, where they share a list."""
+    if not policy.shared:
+        return scores
+    with np.errstate(over="ignore"):
+        total = scores.sum(axis=0, dtype=np.float64).astype(np.float32)
+    return np.repeat(total[None, :], scores.shape[0], axis=0)

@@ -18,7 +18,7 @@ Seconds: TypeAlias = Annotated[float, Meta(gt=0.0)]
 
 
 class SelectionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    method: str = "block"  # what a selection names; both sides hold the same (D3)
+    method: Literal["block", "token"] = "block"  # what a selection names; both sides hold the same (D3)
     budget: Fraction = 0.25  # of the whole blocks
     sink_blocks: Count = 1
     recent_blocks: Count = 2
@@ -103,8 +103,10 @@ def _checked(data: dict[str, Any], kind: type[Settings]) -> Settings:
         raise SettingsError(path.rstrip("`") or "$", "a field and value of the settings table", message) from error
     if settings.source.kind == "copy" and not settings.source.allow_copy:
         raise SettingsError("$.source.kind", "source_only unless $.source.allow_copy is true", "copy")
-    if settings.selection.method != "block":
-        raise SettingsError("$.selection.method", "block, the only method that is built", settings.selection.method)
+    if settings.selection.method == "token" and settings.source.kind != "copy":
+        raise SettingsError(
+            "$.source.kind", "copy with the token method: it has no blocks to name", settings.source.kind
+        )
     if settings.retain.union and settings.retain.layer_tables:
         raise SettingsError("$.retain.union", "false where every layer has its own table", "true")
     return settings

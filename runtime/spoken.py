@@ -6,7 +6,7 @@ from typing import Final
 from kvsweep.ledger import events as e
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import RequestKey
-from kvsweep.ledger.state import State
+from kvsweep.ledger.state import EMPTY, State
 
 BEGINS_OR_ENDS: Final = frozenset(
     {
@@ -35,6 +35,12 @@ class Spoken:
         for request in state.requests.values():
             self._look(state, request.key)
         self._live = dict.fromkeys(sorted(self._live))
+
+    def fork(self) -> "Spoken":
+        """The same now, apart from here on."""
+        twin = Spoken(EMPTY)
+        twin._live, twin._of = dict(self._live), dict(self._of)
+        return twin
 
     def adopted(self, state: State, events: Iterable[Event]) -> None:
         """A batch is part of the state now."""

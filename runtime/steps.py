@@ -23,6 +23,23 @@ class OpenSteps:
         self._fences: dict[tuple[RequestKey, int], set[int]] = {}
         self._next = 1
 
+    def fork(self) -> "OpenSteps":
+        """Another set with the same open steps and fences."""
+        twin = OpenSteps(self.limit)
+        twin._open, twin._next = dict(self._open), self._next
+        twin._fences = {fence: set(steps) for fence, steps in self._fences.items()}
+        return twin
+
+    def described(self) -> dict[int, tuple[list[tuple[RequestKey, HandedOut]], list[tuple[RequestKey, int]]]]:
+        """Each open step: what it was handed, and which fences wait for it. Nothing else tells steps apart."""
+        return {
+            number: (
+                sorted(handed.items(), key=lambda item: item[0]),
+                sorted(fence for fence, waits_for in self._fences.items() if number in waits_for),
+            )
+            for number, handed in self._open.items()
+        }
+
     def begin(self, handed: dict[RequestKey, HandedOut]) -> int:
         if len(self._open) >= self.limit:
             raise Busy("open steps", self.limit)

@@ -89,6 +89,21 @@ def plan_upload(
     )
 
 
+def plan_tokens(packed: Rows[Logical], *, shared_table: bool) -> BlockDiffPlan:
+    """All packed blocks go to new destinations; one table serves only layers with equal numbers of them."""
+    counts = packed.counts
+    most = int(counts.max()) if shared_table and counts.size else 0
+    return BlockDiffPlan(
+        kind="full",
+        upload=packed,
+        new_blocks_per_layer=counts,
+        common_new_slots=most,
+        unfilled=int((most - counts).sum()) if shared_table else 0,
+        pad=empty_like(packed.layer_bytes),
+        adopted=empty_like(packed.layer_bytes),
+    )
+
+
 def _rows(want: Rows[Logical], plan: Csr) -> Rows[Logical]:
     return Rows(
         layer_bytes=want.layer_bytes,

@@ -14,9 +14,10 @@ from kvsweep.runtime.clock import MachineClock, TurnClock
 from kvsweep.runtime.driver import Driver, open_store
 from kvsweep.runtime.recovery import newer
 from kvsweep.scenarios.ack import AckPipe
+from kvsweep.scenarios.devices import MakeDevice, choose_device
 from kvsweep.scenarios.engine.attention import ContiguousKv
 from kvsweep.scenarios.engine.bundle import Bundle, load_smollm2, load_synthetic
-from kvsweep.scenarios.engine.fleet import Fleet
+from kvsweep.scenarios.engine.fleet import YIELDS_PER_STEP, Fleet
 from kvsweep.scenarios.engine.loop import Session
 from kvsweep.scenarios.engine.model import Model
 from kvsweep.scenarios.engine.sampling import Sampler
@@ -64,6 +65,8 @@ def run_demo(
     command: list[str],
     bundle: Bundle | None = None,
     ack_fd: int | None = None,
+    device: tuple[MakeDevice, str] | None = None,
+    turns_per_step: int = YIELDS_PER_STEP,
     go_on: bool = False,
     watch: Watcher = lambda what, done, of: None,
 ) -> DemoResult:
@@ -74,9 +77,13 @@ def run_demo(
     command  recorded as evidence
     bundle   a model that is loaded already, of the options' dtype; None loads the one that the options name
     ack_fd   open file descriptor that gets every acknowledged position as a line
+    device   how a rank's device is made, and what it is in words; None makes what the options name
+    turns_per_step  of the event loop, that copies get beside each step. With so many that all of them end, the order of
+                    events, and with it the digest, is the same on every device
     Raises the errors of loading and settings; each is one sentence.
     """
     check_options(options)
+    make_device, device_words = device or choose_device(options.device)
     acks = None if ack_fd is None else AckPipe(ack_fd)
     settings = settings_of(options, ledger)
     clock, seconds = time.perf_counter, {}
@@ -97,6 +104,7 @@ def run_demo(
         ranks=options.ranks,
         tight=options.chaos is not None,
     )
+    parts = ", ".join(filter(None, (describe(kernels_of(settings)), device_words)))
     log = open_store(settings)
     try:
         if log.durable() and not go_on:
@@ -118,13 +126,17 @@ def run_demo(
             checks=CHECKS,
             not_run=not_run(options),
         ),
-        kernels=describe(kernels_of(settings)),
+        kernels=parts,
         log=log,
         deadlines=MachineClock() if options.chaos is None else TurnClock(),
     )
     started = clock()
     try:
-        run = anyio.run(_decode, driver, bundle.model, options, prompts, limit, watch)
+        stack, fleet, storm = anyio.run(
+            _decode, driver, make_device, bundle.model, options, prompts, limit, turns_per_step, watch
+        )
+        on_gpu = device is None and options.device == "cuda"
+        run = Run(stack=stack, fleet=fleet, storm=storm, parts=parts, on_gpu=on_gpu)
         driver.check_laws()
         _expect_free(driver)
     finally:
@@ -143,9 +155,17 @@ def run_demo(
 
 
 async def _decode(
-    driver: Driver, model: Model, options: DemoOptions, prompts: list[list[int]], limit: int, watch: Watcher
-) -> Run:
-    async with Stack(driver, chaos=None if options.chaos is None else links(options.chaos)) as stack:
+    driver: Driver,
+    make_device: MakeDevice,
+    model: Model,
+    options: DemoOptions,
+    prompts: list[list[int]],
+    limit: int,
+    turns_per_step: int,
+    watch: Watcher,
+) -> tuple[Stack, Fleet, Storm | None]:
+    chaos = None if options.chaos is None else links(options.chaos)
+    async with Stack(driver, chaos=chaos, make_device=make_device) as stack:
         await _end_earlier_lives(stack)
         storm = None if options.chaos is None else Storm(stack, options.chaos)
         sessions = [
@@ -176,10 +196,11 @@ async def _decode(
             shared_tokens=shared_tokens(options),
             rounds=options.rounds,
             weather=storm,
+            turns_per_step=turns_per_step,
             on_step=stepped,
         )
         await fleet.run()
-    return Run(stack=stack, fleet=fleet, storm=storm)
+    return stack, fleet, storm
 
 
 async def _end_earlier_lives(stack: Stack) -> None:

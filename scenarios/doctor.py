@@ -12,6 +12,7 @@ from msgspec import Struct
 from rich.table import Table
 
 import kvsweep
+from kvsweep.kernels.cuda.nvidia import describe_device, why_no_device
 from kvsweep.kernels.table import choose_kernels, describe, why_not_native
 
 WAL_FIX = (3, 51, 3)  # first SQLite in which two connections can no longer corrupt a WAL that is reset
@@ -35,7 +36,7 @@ def examine() -> list[Finding]:
         *(_library(name, why) for name, why in LIBRARIES.items()),
         _model(),
         _native(),
-        Finding(part="cuda device", active=False, detail="not part of this version: the host device runs instead"),
+        _cuda(),
         _sqlite(),
     ]
 
@@ -74,6 +75,13 @@ def _native() -> Finding:
     if missing:
         return Finding(part="native kernels", active=False, detail=f"{missing}: the numpy kernels run instead")
     return Finding(part="native kernels", active=True, detail=describe(choose_kernels("native")))
+
+
+def _cuda() -> Finding:
+    missing = why_no_device()
+    if missing:
+        return Finding(part="cuda device", active=False, detail=f"{missing}: the host device runs instead")
+    return Finding(part="cuda device", active=True, detail=describe_device())
 
 
 def _sqlite() -> Finding:

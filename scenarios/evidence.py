@@ -16,6 +16,7 @@ from typing import Any
 import kvsweep
 
 FOLDERS = ("ledger", "kernels", "transports", "runtime", "scenarios")
+SOURCES = ("*.py", "*.cu")
 LIBRARIES = ("numpy", "torch", "msgspec", "anyio", "gguf", "tokenizers")
 
 
@@ -23,15 +24,13 @@ def source_hashes() -> dict[str, str]:
     """SHA-256 of every source file of the installed package."""
     # Not importlib.resources: an editable installation has a second folder, with the compiled part in it.
     root = Path(kvsweep.__file__).parent
-    found = sorted(path for folder in FOLDERS for path in (root / folder).rglob("*.py"))
+    found = sorted(path for folder in FOLDERS for kind in SOURCES for path in (root / folder).rglob(kind))
     return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 
 
 def active_parts() -> dict[str, str]:
-    """Which parts ran, and which are not there and why."""
+    """Libraries with their versions; the device and the kernels are recorded apart, and stand in no digest."""
     return {
-        "device": "host (copies late, completes out of order across streams, poisons freed blocks)",
-        "cuda": "not active: not part of this version",
         **{name: _version(name) for name in LIBRARIES},
         "python": platform.python_version(),
         "kvsweep": kvsweep.__version__,

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from kvsweep.kernels.table import KernelChoice
 from kvsweep.ledger.errors import SettingsError
 from kvsweep.runtime.settings import Settings
+from kvsweep.scenarios.devices import DeviceKind
 from kvsweep.scenarios.engine.bundle import Bundle
 from kvsweep.scenarios.engine.loop import Scorer
 from kvsweep.scenarios.engine.model import DType
@@ -32,6 +33,7 @@ class DemoOptions:
     retain: Literal["remap", "move"] = "remap"
     pack: Literal["auto", "never"] = "auto"
     source: Literal["source-only", "copy"] = "source-only"
+    method: Literal["block", "token"] = "block"
     dtype: DType = "fp32"
     temperature: float = 0.0
     seed: int = 20260916
@@ -39,6 +41,7 @@ class DemoOptions:
     text: Path | None = None
     synthetic: bool = False
     kernels: KernelChoice = "auto"
+    device: DeviceKind = "host"
     requests: int = 1  # with more than one, half of each prompt is shared
     ranks: int = 1
     writer: Literal["inline", "thread"] = "inline"  # of the ledger; a thread's timing makes runs differ
@@ -57,6 +60,7 @@ def check_options(options: DemoOptions) -> None:
         ("seed", options.seed, options.seed >= 0, "0 or above"),
         ("requests", options.requests, 1 <= options.requests <= 256, "1 to 256"),
         ("ranks", options.ranks, options.ranks >= 1, "at least 1"),
+        ("source", options.source, options.method == "block" or options.source == "copy", "copy with --method token"),
         ("writer", options.writer, options.chaos is None or options.writer == "inline", "inline with --chaos"),
         ("chaos", options.chaos, options.chaos is None or options.chaos >= 0, "a seed of 0 or above"),
     ):
@@ -69,6 +73,7 @@ def settings_of(options: DemoOptions, ledger: str) -> Settings:
     return Settings.of(
         log={"url": ledger, "writer": options.writer},
         selection={
+            "method": options.method,
             "budget": options.budget,
             "shared": options.selection == "shared",
             "incumbent_factor": options.hysteresis,
@@ -115,5 +120,5 @@ def configuration_of(options: DemoOptions) -> dict[str, Any]:
     return {
         name: str(value) if isinstance(value, Path) else value
         for name, value in ((field, getattr(options, field)) for field in DemoOptions.__dataclass_fields__)
-        if name != "kernels"  # recorded apart, and in no digest
+        if name not in ("kernels", "device")  # recorded apart, and in no digest
     }

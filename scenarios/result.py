@@ -7,7 +7,6 @@ from typing import Any
 
 from msgspec import Struct
 
-from kvsweep.kernels.table import describe
 from kvsweep.runtime.driver import Driver
 from kvsweep.scenarios.engine.bundle import Bundle
 from kvsweep.scenarios.engine.fleet import Fleet
@@ -15,10 +14,7 @@ from kvsweep.scenarios.engine.weather import Storm
 from kvsweep.scenarios.options import DemoOptions
 from kvsweep.scenarios.stack import Stack, kernels_of
 
-NOT_RUN = (
-    "GPU transfer",
-    "shared-memory race",
-)
+NOT_RUN = ("shared-memory race",)
 METRICS = (
     "cpu_gather_bytes",
     "cpu_destination_blocks",
@@ -62,7 +58,7 @@ class DemoResult(Struct, frozen=True, kw_only=True):
     events: int
     digest: str
     seconds: dict[str, float]  # measured; not part of the digest
-    kernels: str  # what copied, ranked and planned; the digest is the same with either
+    kernels: str  # what copied, ranked and planned, and on which device; the digest is the same with any
     not_run: list[str]
     requests: int
     ranks: int
@@ -81,6 +77,8 @@ class Run:
     stack: Stack
     fleet: Fleet
     storm: Storm | None
+    parts: str  # kernels and device, in words
+    on_gpu: bool
 
 
 def model_of(bundle: Bundle) -> dict[str, Any]:
@@ -124,7 +122,7 @@ def _held(driver: Driver) -> dict[str, int]:
 
 
 def not_run(options: DemoOptions) -> list[str]:
-    """What this run leaves unproven (J2)."""
+    """What this run leaves unproven (J2), whatever kernels and device it has: those stand beside the digest."""
     left = list(NOT_RUN)
     if options.ranks == 1:
         left.append("several ranks")
@@ -186,8 +184,12 @@ def result_of(
         events=driver.events,
         digest=driver.final_digest,
         seconds=seconds,
-        kernels=describe(kernels),
-        not_run=[*not_run(options), *(["native extension"] if kernels.name == "numpy" else [])],
+        kernels=run.parts,
+        not_run=[
+            *not_run(options),
+            *(["native extension"] if kernels.name == "numpy" else []),
+            *([] if run.on_gpu else ["GPU transfer"]),
+        ],
         requests=options.requests,
         ranks=options.ranks,
         shared_blocks=sum(one.shared_blocks for one in progress),

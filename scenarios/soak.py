@@ -24,6 +24,7 @@ from kvsweep.ledger.memory import MemoryLog
 from kvsweep.ledger.messages import Finish, OpenTail, SealTail
 from kvsweep.ledger.sources import leading
 from kvsweep.ledger.state import RequestState
+from kvsweep.runtime.clock import TurnClock
 from kvsweep.runtime.driver import Driver, World
 from kvsweep.runtime.selection import select_blocks
 from kvsweep.runtime.settings import Settings
@@ -96,7 +97,7 @@ class Soak:
             cpu_total_blocks=blocks,
         )
         log = MemoryLog(max_events=max(1_000_000, 200 * self.rounds))
-        self.driver = Driver.open(settings, world, log=log)
+        self.driver = Driver.open(settings, world, log=log, deadlines=TurnClock())
         started = time.perf_counter()
         async with Stack(self.driver) as stack:
             self.stack = stack

@@ -5,27 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 import numpy as np
 from msgspec.structs import replace
 
 from kvsweep.kernels.table import Kernels, choose_kernels
+from kvsweep.ledger.errors import LogError
 from kvsweep.ledger.ids import HOLE, int32_bytes, int32_view
 from kvsweep.ledger.layout import LayerLayout, Layout, Packing
 from kvsweep.ledger.messages import ProcessStarted, RegisterSources, Release
+from kvsweep.ledger.store import LogStore
 from kvsweep.runtime.coordinator import Coordinator
-from kvsweep.runtime.driver import Driver, World
+from kvsweep.runtime.driver import Driver, World, open_store
 from kvsweep.runtime.rank_server import serve_rank
 from kvsweep.runtime.settings import Settings
-from kvsweep.scenarios.engine.model import ModelConfig
+from kvsweep.scenarios.devices import MakeDevice, NodeDevice, host_device
 from kvsweep.transports.blocks import BlockMemory
 from kvsweep.transports.handshake import capabilities
-from kvsweep.transports.host import HostDevice
 from kvsweep.transports.links import Chaos, RankLink, in_process_link
-from kvsweep.transports.producer import HostProducer
+from kvsweep.transports.producer import HostProducer, Producer
 from kvsweep.transports.rank import RankWorker
+
+if TYPE_CHECKING:
+    from kvsweep.scenarios.engine.model import ModelConfig  # loads torch
 
 SPARE_BLOCKS = 16
 TIGHT_TAIL_BLOCKS = 4
@@ -76,6 +80,15 @@ def world_of(
     )
 
 
+def new_store(settings: Settings) -> LogStore:
+    """The store that the settings name, for one run from its beginning. Raises LogError where it has events already."""
+    log = open_store(settings)
+    if log.durable():
+        log.close()
+        raise LogError(f"{settings.log.url}: expected a new ledger, found one with events; give another path")
+    return log
+
+
 def kernels_of(settings: Settings) -> Kernels:
     """What the settings choose. Raises KernelArgumentError where native kernels are asked for and not built."""
     return choose_kernels(settings.kernels.choice, threads=settings.kernels.threads)
@@ -84,24 +97,35 @@ def kernels_of(settings: Settings) -> Kernels:
 class Node:
     """One rank in this process: worker, device and the CPU shard it reads. A restart begins with empty memory."""
 
-    def __init__(self, layout: Layout, shard: BlockMemory, settings: Settings, device_blocks: Sequence[int]) -> None:
+    device: NodeDevice
+
+    def __init__(
+        self,
+        layout: Layout,
+        shard: BlockMemory,
+        settings: Settings,
+        device_blocks: Sequence[int],
+        make_device: MakeDevice = host_device,
+    ) -> None:
         self.layout, self.shard, self.settings, self.device_blocks = layout, shard, settings, device_blocks
+        self._make = make_device
+        self._started = False
 
     def start(self, rank: int, process_epoch: int) -> None:
         """A new process: fresh device memory, nothing remembered."""
-        transfer = self.settings.transfer
-        self.device = HostDevice(
-            self.layout,
-            device_blocks=self.device_blocks,
-            cpu=self.shard,
-            seed=self.settings.seed * 1000 + rank * 10 + process_epoch % 10,
-            staging_bytes=transfer.staging_bytes,
-            staging_slots=transfer.staging_slots,
-            kernels=self.shard.kernels,
-        )
+        self.close()
+        self._started = True
+        seed = self.settings.seed * 1000 + rank * 10 + process_epoch % 10
+        self.device = self._make(self.layout, self.shard, self.settings, self.device_blocks, seed)
         self.memory = self.device.memory
         self.worker = RankWorker(self.device, rank=rank, process_epoch=process_epoch)
         self.process = anyio.CancelScope()
+
+    def close(self) -> None:
+        """The process's memory goes with it."""
+        if self._started:
+            self.device.close()
+            self._started = False
 
     def serve(self, link: RankLink) -> Callable[[], Coroutine[Any, Any, None]]:
         """The process as it is now: what it has not done when it is killed is never done."""
@@ -115,13 +139,25 @@ class Node:
 
 
 class Stack:
-    """The driver's ranks on host devices, its producer, links and the shell around them. An async context manager."""
+    """The driver's ranks on their devices, its producer, links and the shell around them. An async context manager.
 
-    def __init__(self, driver: Driver, *, chaos: Chaos | None = None) -> None:
+    connect  makes (coordinator's end, rank's end) of a rank's link; without it: in this process, with the chaos
+    front    stands between the coordinator and the producer
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        chaos: Chaos | None = None,
+        connect: Callable[[int], tuple[RankLink, RankLink]] | None = None,
+        front: Callable[[HostProducer], Producer] = lambda producer: producer,
+        make_device: MakeDevice = host_device,
+    ) -> None:
         pool = driver.state.pool
         if pool.run is None:
             raise LookupError("the driver is not configured")
-        self.driver, self.chaos = driver, chaos
+        self.driver, self.chaos, self._connect = driver, chaos, connect
         count = len(pool.ranks)
         self.producer = HostProducer(
             pool.layout,
@@ -132,7 +168,13 @@ class Stack:
             kernels=kernels_of(driver.settings),
         )
         self.nodes = [
-            Node(pool.layout.shard(rank, count), self.producer.shards[rank], driver.settings, pool.run.device_blocks)
+            Node(
+                pool.layout.shard(rank, count),
+                self.producer.shards[rank],
+                driver.settings,
+                pool.run.device_blocks,
+                make_device,
+            )
             for rank, _ in pool.ranks
         ]
         self._starts = 0
@@ -140,10 +182,10 @@ class Stack:
         self._ends: list[tuple[Node, RankLink]] = []
         for node, (rank, epoch) in zip(self.nodes, pool.ranks, strict=True):
             node.start(rank, epoch)
-            links[rank], end = self._link()
+            links[rank], end = self._link(rank)
             self._ends.append((node, end))
         self._agree()
-        self.kv = Coordinator(driver, links=links, producer=self.producer, on_release=self._poison)
+        self.kv = Coordinator(driver, links=links, producer=front(self.producer), on_release=self._poison)
         self._stack = AsyncExitStack()
 
     def _agree(self) -> None:
@@ -170,7 +212,9 @@ class Stack:
             ],
         )
 
-    def _link(self) -> tuple[RankLink, RankLink]:
+    def _link(self, rank: int) -> tuple[RankLink, RankLink]:
+        if self._connect is not None:
+            return self._connect(rank)
         self._starts += 1
         chaos = replace(self.chaos, seed=self.chaos.seed * 100 + self._starts) if self.chaos else None
         return in_process_link(chaos=chaos)
@@ -185,7 +229,11 @@ class Stack:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        return await self._stack.__aexit__(kind, error, traceback)
+        try:
+            return await self._stack.__aexit__(kind, error, traceback)
+        finally:
+            for node in self.nodes:
+                node.close()
 
     def _poison(self, effect: Release) -> None:
         """Whoever still reads a freed block reads NaN."""
@@ -199,18 +247,21 @@ class Stack:
         node = self.nodes[rank]
         node.process.cancel()
         node.start(rank, epoch)
-        ours, end = self._link()
+        ours, end = self._link(rank)
         self.kv.handle(ProcessStarted(rank=rank, process_epoch=epoch))
         self.kv.connect(rank, ours)
         self._tasks.start_soon(node.serve(end))
 
-    def restart_producer(self) -> None:
-        """A new producer process over the same CPU memory: every block is registered again before it is used."""
+    def restart_producer(self, *, register: bool = True) -> None:
+        """A new producer process over the same CPU memory: every block is registered again before it is used.
+
+        register  false: nothing is registered yet
+        """
         state = self.driver.state
         tables = {request.key: request.source for request in state.requests.values() if request.life != "CLOSED"}
         self.producer.process_epoch += 1
         self.kv.handle(ProcessStarted(process_epoch=self.producer.process_epoch))
-        for key, table in tables.items():
+        for key, table in tables.items() if register else ():
             source = int32_view(table)
             logical = np.flatnonzero(source != HOLE).astype(np.int32)
             if logical.size and self.driver.state.request(key) is not None:

@@ -2,21 +2,25 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from kvsweep.kernels import BlockShape, Packing
+from kvsweep.kernels import Packing
 from kvsweep.kernels.table import Kernels, choose_kernels
 from kvsweep.ledger.errors import LayoutError
 from kvsweep.ledger.ids import Int32
 from kvsweep.ledger.layout import Layout
+from kvsweep.transports.space import BlockSpace, element_type
 
 UInt8 = npt.NDArray[np.uint8]
 
 POISON = 0xFF
 """Byte of memory that holds nothing: 0xFFFF… is NaN in float32 and in bfloat16."""
+
+
+PAGE_BYTES = 4096
 
 
 @dataclass(slots=True)
@@ -28,7 +32,7 @@ class Traffic:
     moved_bytes: int = 0  # copied inside
 
 
-class BlockMemory:
+class BlockMemory(BlockSpace):
     """Blocks of every KV-cache group, each one C-contiguous array; new memory is poisoned.
 
     groups   one uint8[layers of the group, blocks, block_bytes] a group, layers ascending
@@ -42,24 +46,13 @@ class BlockMemory:
 
         kernels  None takes the native ones where they were built
         """
-        if len(blocks) != layout.groups or any(count < 1 for count in blocks):
-            raise LayoutError("blocks", f"at least 1 block for each of {layout.groups} groups", str(tuple(blocks)))
-        self.layout = layout
-        self.packing = packing
+        super().__init__(layout, blocks, packing)
         self.kernels = kernels or choose_kernels()
         self.traffic = Traffic()
-        self._place: dict[int, tuple[int, int]] = {}
-        self.groups: list[UInt8] = []
-        self.shapes: list[BlockShape] = []
-        for group, count in enumerate(blocks):
-            layers = layout.group_layers(group)
-            one = layout.layers[layers[0]]
-            dtype = cast(Literal["float32", "bfloat16"], layout.dtype)  # checked by Layout.check
-            shape = BlockShape(one.kv_heads, layout.block_size, one.head_dim, dtype)
-            shape.check_packing(packing)
-            self.shapes.append(shape)
-            self.groups.append(np.full((len(layers), count, shape.block_bytes), POISON, dtype=np.uint8))
-            self._place.update({layer: (group, at) for at, layer in enumerate(layers)})
+        self.groups: list[UInt8] = [
+            _pages((len(layout.group_layers(group)), count, shape.block_bytes))
+            for group, (count, shape) in enumerate(zip(blocks, self.shapes, strict=True))
+        ]
 
     @classmethod
     def of_device(cls, layout: Layout, blocks: Sequence[int], kernels: Kernels | None = None) -> "BlockMemory":
@@ -70,17 +63,6 @@ class BlockMemory:
     def of_cpu(cls, layout: Layout, total_blocks: int, kernels: Kernels | None = None) -> "BlockMemory":
         """CPU pool: one block id covers every layer of every group, in the layout's packing."""
         return cls(layout, (total_blocks,) * layout.groups, Packing(layout.packing), kernels)
-
-    def place(self, layer: int) -> tuple[int, int]:
-        """(group, index on the first axis of the group's array). Raises LayoutError for an unknown layer."""
-        try:
-            return self._place[layer]
-        except KeyError:
-            raise LayoutError("layer", f"a layer in [0, {len(self._place)})", str(layer)) from None
-
-    def blocks(self, group: int) -> int:
-        """Size of one group's pool."""
-        return int(self.groups[group].shape[1])
 
     def areas(self, layer: int) -> UInt8:
         """uint8[blocks, block_bytes]: a view of one layer, in this memory's packing."""
@@ -95,19 +77,8 @@ class BlockMemory:
         """
         if self.packing is not Packing.NATURAL:
             raise LayoutError("packing", "natural, for a view by element", self.packing.value)
-        shape = self.shapes[self.place(layer)[0]]
+        shape = self.shape_of(layer)
         return self.areas(layer).view(element_type(shape)).reshape(-1, *shape.natural_axes)
-
-    def check_blocks(self, argument: str, layer: int, blocks: object) -> Int32:
-        """The ids, if they are int32[n] inside the layer's pool; LayoutError otherwise."""
-        count = self.areas(layer).shape[0]
-        if not isinstance(blocks, np.ndarray) or blocks.dtype != np.int32 or blocks.ndim != 1:
-            got = f"{blocks.dtype} of shape {blocks.shape}" if isinstance(blocks, np.ndarray) else type(blocks).__name__
-            raise LayoutError(argument, "int32[n] block ids", got)
-        outside = (blocks < 0) | (blocks >= count)
-        if outside.any():
-            raise LayoutError(argument, f"ids in [0, {count}) in layer {layer}", str(int(blocks[outside][0])))
-        return blocks
 
     def peek(self, layer: int, blocks: Int32) -> UInt8:
         """uint8[n, block_bytes]: a copy of these blocks in NATURAL order, whatever the packing."""
@@ -116,7 +87,7 @@ class BlockMemory:
         if self.packing is Packing.NATURAL:
             return raw
         natural = np.empty_like(raw)
-        self.kernels.unpack_vnni(raw, self.shapes[self.place(layer)[0]], natural)
+        self.kernels.unpack_vnni(raw, self.shape_of(layer), natural)
         return natural
 
     def write_tokens(self, layer: int, block: int, first_token: int, k: npt.NDArray[Any], v: npt.NDArray[Any]) -> None:
@@ -126,18 +97,8 @@ class BlockMemory:
         k, v         [kv_heads, n, head_dim], float32 (or uint16: the bits of bfloat16)
         Raises LayoutError before anything is written.
         """
-        self.check_blocks("block", layer, np.asarray([block], dtype=np.int32))
-        shape = self.shapes[self.place(layer)[0]]
-        for name, rows in (("k", k), ("v", v)):
-            expected = (shape.kv_heads, k.shape[1] if k.ndim == 3 else 0, shape.head_dim)
-            if rows.dtype != element_type(shape) or rows.shape != expected:
-                axes = f"({shape.kv_heads}, n, {shape.head_dim}), n as in k"
-                raise LayoutError(
-                    name, f"{np.dtype(element_type(shape))} of shape {axes}", f"{rows.dtype} of shape {rows.shape}"
-                )
+        shape = self.check_tokens(layer, block, first_token, k, v)
         end = first_token + k.shape[1]
-        if first_token < 0 or end > shape.block_size:
-            raise LayoutError("first_token", f"tokens inside [0, {shape.block_size})", f"{first_token} … {end - 1}")
         if self.packing is Packing.NATURAL:
             area = self.typed(layer)[block]
             area[0, :, first_token:end], area[1, :, first_token:end] = k, v
@@ -152,8 +113,7 @@ class BlockMemory:
 
     def poison(self, group: int, blocks: Int32) -> None:
         """Overwrite freed blocks in every layer of the group, so that an early reuse or late read is seen."""
-        if not 0 <= group < len(self.groups):
-            raise LayoutError("group", f"a group in [0, {len(self.groups)})", str(group))
+        self.check_group(group)
         ids = self.check_blocks("blocks", self.layout.group_layers(group)[0], blocks)
         self.groups[group][:, ids] = POISON
 
@@ -167,12 +127,32 @@ class BlockMemory:
         self.kernels.scatter_blocks(staged, self.groups[group], layers, row_ptr, ids)
         self.traffic.written_bytes += staged.nbytes
 
+    def pack_tokens(self, group: int, layers: Int32, row_ptr: Int32, tokens: Int32, destination: Int32) -> int:
+        """Copy tokens into whole blocks of this memory; arguments as kernels.pack_tokens. Returns the bytes copied."""
+        pool, shape = self.groups[group], self.shapes[group]
+        self.kernels.pack_tokens(pool, layers, row_ptr, tokens, destination, shape, self.packing)
+        copied = int(tokens.size) * shape.token_bytes
+        self.traffic.moved_bytes += copied
+        return copied
+
     def move(self, group: int, layers: Int32, row_ptr: Int32, source: Int32, destination: Int32) -> None:
         """Copy blocks inside this memory; arguments as kernels.move_blocks."""
         self.kernels.move_blocks(self.groups[group], layers, row_ptr, source, destination)
         self.traffic.moved_bytes += destination.size * self.groups[group].shape[2]
 
 
-def element_type(shape: BlockShape) -> type[np.float32] | type[np.uint16]:
-    """float32, or the 16-bit words that bfloat16 is kept as."""
-    return np.float32 if shape.dtype == "float32" else np.uint16
+def aligned(size: int) -> UInt8:
+    """uint8[size] of new memory at a multiple of 64 bytes: a kernel can write whole lines, past the caches."""
+    room = np.empty(size + 63, dtype=np.uint8)
+    start = -room.ctypes.data % 64
+    return room[start : start + size]
+
+
+def _pages(shape: tuple[int, int, int]) -> UInt8:
+    """Poisoned uint8[shape] on pages of its own: a driver that locks pages in place must not meet another's."""
+    nbytes = int(np.prod(shape, dtype=np.int64))
+    whole: UInt8 = np.empty(nbytes + 2 * PAGE_BYTES, dtype=np.uint8)
+    start = -whole.ctypes.data % PAGE_BYTES
+    own = whole[start : start + nbytes]
+    own.fill(POISON)
+    return own.reshape(shape)

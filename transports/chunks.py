@@ -7,10 +7,12 @@ import numpy as np
 from msgspec import Struct
 
 from kvsweep.ledger.errors import LayoutError
-from kvsweep.ledger.ids import HOLE, Int32, Physical, Rows, Source
-from kvsweep.transports.blocks import BlockMemory
+from kvsweep.ledger.ids import HOLE, Int32, Physical, Rows, Source, Token
+from kvsweep.ledger.layout import Layout
+from kvsweep.ledger.messages import MoveBlocks, StoreBlocks, Transfer
+from kvsweep.transports.space import BlockSpace
 
-AnyRows: TypeAlias = Rows[Physical] | Rows[Source]
+AnyRows: TypeAlias = Rows[Physical] | Rows[Source] | Rows[Token]
 
 
 class Chunk(Struct, frozen=True, kw_only=True):
@@ -27,8 +29,13 @@ class Chunk(Struct, frozen=True, kw_only=True):
         return self.source.size
 
 
-def split(memory: BlockMemory, source: AnyRows, destination: AnyRows, slot_bytes: int) -> Iterator[Chunk]:
-    """Chunks of at most `slot_bytes`, group after group, rows in layer order. Rows must have passed `check_pair`."""
+def split(
+    memory: BlockSpace, source: AnyRows, destination: AnyRows, slot_bytes: int, *, most_blocks: int | None = None
+) -> Iterator[Chunk]:
+    """Chunks of at most `slot_bytes` (and `most_blocks`), group after group, rows in layer order.
+
+    Rows must have passed `check_pair`.
+    """
     sources, destinations = dict(source.items()), dict(destination.items())
     for group in range(memory.layout.groups):
         places = [(memory.place(layer)[1], layer) for layer in sources if memory.place(layer)[0] == group]
@@ -40,6 +47,7 @@ def split(memory: BlockMemory, source: AnyRows, destination: AnyRows, slot_bytes
         from_ids = np.concatenate([sources[layer] for _, layer in places])
         to_ids = np.concatenate([destinations[layer] for _, layer in places])
         most = slot_bytes // memory.shapes[group].block_bytes
+        most = most if most_blocks is None else min(most, most_blocks)
         for begin in range(0, from_ids.size, most):
             end = min(begin + most, from_ids.size)
             inside = np.diff(np.clip(row_ptr, begin, end))
@@ -70,10 +78,10 @@ def check_pair(source: AnyRows, destination: AnyRows) -> None:
         raise LayoutError("destination", f"ids per layer as in source {expected}", str(got))
 
 
-def check_ids(argument: str, rows: AnyRows, memory: BlockMemory, *, unique: bool = False, holes: bool = False) -> None:
+def check_ids(argument: str, rows: AnyRows, memory: BlockSpace, *, unique: bool = False, holes: bool = False) -> None:
     """Refuse ids outside each layer's pool; with unique, an id that stands twice in a row; holes admits HOLE."""
     for layer, ids in rows.items():
-        blocks = memory.areas(layer).shape[0]
+        blocks = memory.blocks(memory.place(layer)[0])
         outside = (ids >= blocks) | (ids < (HOLE if holes else 0))
         if outside.any():
             raise LayoutError(f"{argument}[{layer}]", f"ids in [0, {blocks})", str(int(ids[outside][0])))
@@ -89,3 +97,23 @@ def check_apart(source: Rows[Physical], destination: Rows[Physical]) -> None:
         both = np.intersect1d(ids, source.row(layer))
         if both.size:
             raise LayoutError(f"destination[{layer}]", "no source of its layer", str(int(both[0])))
+
+
+def check_work(
+    work: Transfer | MoveBlocks | StoreBlocks, layout: Layout, *, device: BlockSpace, cpu: BlockSpace
+) -> None:
+    """Refuse an operation whose rows do not fit the layout or the pools. Raises LayoutError naming the rows."""
+    check_pair(work.source, work.destination)
+    if isinstance(work, StoreBlocks):
+        every = tuple(range(len(layout.layers)))
+        check_layers("source", work.source, every, all_of_them=True)
+        check_ids("source", work.source, device)
+        check_ids("destination", work.destination, cpu, unique=True)
+        return
+    check_layers("source", work.source, layout.active_layers)
+    check_layers("table", work.table, layout.active_layers)
+    check_ids("source", work.source, cpu if isinstance(work, Transfer) else device)
+    check_ids("destination", work.destination, device, unique=True)
+    check_ids("table", work.table, device, holes=True)
+    if isinstance(work, MoveBlocks):
+        check_apart(work.source, work.destination)

@@ -5,11 +5,20 @@ from typing import Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 
+from kvsweep.ledger.errors import KvsweepError
 from kvsweep.ledger.ids import Int32, Operation, RequestKey
 from kvsweep.ledger.messages import MoveBlocks, StoreBlocks, Transfer
 from kvsweep.transports.blocks import UInt8
 
 DeviceWork: TypeAlias = Transfer | MoveBlocks | StoreBlocks
+
+
+class DeviceLost(KvsweepError):
+    """The device cannot say any more whether what was queued has run. Only the end of this process settles it."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        super().__init__(f"device lost: {what}")
 
 
 class Completion(Struct, frozen=True, kw_only=True):
@@ -50,3 +59,26 @@ class Device(Protocol):
 
     def read(self, layer: int, blocks: Int32) -> UInt8:
         """uint8[n, block_bytes], natural order: a copy."""
+
+
+class ServedDevice(Device, Protocol):
+    """A device that its rank's process drives: nothing moves on unless `advance` is called."""
+
+    @property
+    def queued(self) -> int:
+        """What has been queued and has not run: more than 0 while `advance` may still find something to do."""
+
+    def advance(self, steps: int | None = None) -> int:
+        """Do at most that many steps (None: until none can be done now). Returns how many were done.
+
+        Raises DeviceLost where the device is of no use any more.
+        """
+
+    def try_forget(self, request: RequestKey) -> bool:
+        """Give up the table rows of a closed request. False, with nothing done, while an operation of it is queued."""
+
+    def poison(self, group: int, blocks: Int32) -> None:
+        """Freed blocks: overwritten with bytes that read as NaN, where the device does so."""
+
+    def close(self) -> None:
+        """Give everything back, when the process ends. Nothing of the device is used afterwards."""

@@ -17,7 +17,7 @@ from kvsweep.ledger.ids import Int32, Operation, RequestKey
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.messages import MoveBlocks, StoreBlocks, Transfer
 from kvsweep.transports.blocks import BlockMemory, UInt8
-from kvsweep.transports.chunks import Chunk, check_apart, check_ids, check_layers, check_pair, split
+from kvsweep.transports.chunks import Chunk, check_work, split
 from kvsweep.transports.device import Completion, DeviceWork
 from kvsweep.transports.staging import StagingRing, StagingSlot
 from kvsweep.transports.streams import Item, Streams
@@ -29,9 +29,10 @@ FAILURES_KEPT = 256
 
 @dataclass(slots=True)
 class Faults:
-    """What goes wrong on purpose. Both sets hold operation ids and may be changed at any time."""
+    """What goes wrong on purpose. All hold operation ids and may be changed at any time."""
 
     fail: set[int] = field(default_factory=set)  # the next copy or row of these raises
+    fail_after: dict[int, int] = field(default_factory=dict)  # so many copies run first
     hold: set[int] = field(default_factory=set)  # nothing of these runs, nor what is queued behind them
 
 
@@ -139,7 +140,7 @@ class HostDevice:
         number = work.operation.operation_id
         if number in self._running:
             raise LayoutError("operation_id", "an operation that is not queued", str(number))
-        self._check(work)
+        check_work(work, self.layout, device=self.memory, cpu=self._cpu)
         if not isinstance(work, StoreBlocks):
             self._tables.claim(work.operation.request, work.row)
         running = self._running[number] = _Running(work.operation, self._clock())
@@ -174,8 +175,7 @@ class HostDevice:
             running = self._running[item.operation_id]
             running.started = True
             try:
-                if item.operation_id in self.faults.fail:
-                    raise InjectedFault(f"operation {item.operation_id} was told to fail")
+                self._fault(item.operation_id)
                 item.run()
             except (KvsweepError, ValueError, LookupError) as error:
                 self._fail(running, f"{type(error).__name__}: {error}")
@@ -218,27 +218,26 @@ class HostDevice:
         """[blocks, 2, kv_heads, block_size, head_dim]: the layer's memory itself; see BlockMemory.typed."""
         return self.memory.typed(layer)
 
+    @property
+    def tables(self) -> TableRows:
+        """The table rows themselves, to be read or spoilt without asking which generation they show."""
+        return self._tables
+
     def poison(self, group: int, blocks: Int32) -> None:
         """Overwrite blocks that were freed with bytes that read as NaN."""
         self.memory.poison(group, blocks)
 
+    def close(self) -> None:
+        """Nothing to give back but the memory, which goes with the last reference."""
+
     # ---- inside
 
-    def _check(self, work: DeviceWork) -> None:
-        check_pair(work.source, work.destination)
-        if isinstance(work, StoreBlocks):
-            every = tuple(range(len(self.layout.layers)))
-            check_layers("source", work.source, every, all_of_them=True)
-            check_ids("source", work.source, self.memory)
-            check_ids("destination", work.destination, self._cpu, unique=True)
-            return
-        check_layers("source", work.source, self.layout.active_layers)
-        check_layers("table", work.table, self.layout.active_layers)
-        check_ids("source", work.source, self._cpu if isinstance(work, Transfer) else self.memory)
-        check_ids("destination", work.destination, self.memory, unique=True)
-        check_ids("table", work.table, self.memory, holes=True)
-        if isinstance(work, MoveBlocks):
-            check_apart(work.source, work.destination)
+    def _fault(self, number: int) -> None:
+        left = self.faults.fail_after.get(number)
+        if left:
+            self.faults.fail_after[number] = left - 1
+        elif left == 0 or number in self.faults.fail:
+            raise InjectedFault(f"operation {number} was told to fail")
 
     def _add(
         self, stream: str, running: _Running, run: Callable[[], None], ready: Callable[[], bool] = lambda: True

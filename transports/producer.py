@@ -10,9 +10,18 @@ from kvsweep.kernels.table import Kernels
 from kvsweep.ledger.errors import Busy, LayoutError
 from kvsweep.ledger.ids import Int32, RequestKey, Rows, Slot
 from kvsweep.ledger.layout import Layout
-from kvsweep.ledger.messages import Acknowledge, Acknowledged, Effect, Gather, ProducerWork, PublishKeepMap
-from kvsweep.transports.blocks import BlockMemory, UInt8, element_type
+from kvsweep.ledger.messages import (
+    Acknowledge,
+    Acknowledged,
+    Effect,
+    Gather,
+    PackTokens,
+    ProducerWork,
+    PublishKeepMap,
+)
+from kvsweep.transports.blocks import BlockMemory, UInt8
 from kvsweep.transports.chunks import check_ids, check_layers, check_pair, split
+from kvsweep.transports.space import element_type
 
 Float32 = npt.NDArray[np.float32]
 
@@ -69,12 +78,12 @@ class HostProducer:
     def perform(self, effects: Iterable[Effect]) -> None:
         """Do what is addressed to the producer, in order; other effects are passed over.
 
-        A gather has copied when this returns, so a transfer that is started after it reads the copies. Raises
-        LayoutError for a gather that does not fit, and Busy where more acknowledgements or keep maps would wait than
-        there may be requests; nothing of the list is performed then.
+        A gather, or a packing of tokens, has copied when this returns, so a transfer that is started after it reads
+        the copies. Raises LayoutError for one that does not fit, and Busy where more acknowledgements or keep maps
+        would wait than there may be requests; nothing of the list is performed then.
         """
         ours = [effect for effect in effects if isinstance(effect, ProducerWork)]
-        noted = [effect for effect in ours if not isinstance(effect, Gather)]
+        noted = [effect for effect in ours if not isinstance(effect, Gather | PackTokens)]
         if len(self._due) + len(noted) > self._limit:
             raise Busy("producer acknowledgements", self._limit)
         published = {effect.operation.request for effect in noted if isinstance(effect, PublishKeepMap)}
@@ -83,9 +92,13 @@ class HostProducer:
         for effect in ours:
             if isinstance(effect, Gather):
                 self._check(effect)
+            elif isinstance(effect, PackTokens):
+                self._check_tokens(effect)
         for effect in ours:
             if isinstance(effect, Gather):
                 self._gather(effect)
+            elif isinstance(effect, PackTokens):
+                self._pack(effect)
             else:
                 self._note(effect)
 
@@ -155,9 +168,25 @@ class HostProducer:
         check_layers("source", effect.source, self.layout.active_layers)
         check_ids("source", effect.source, self.shards[0])
         check_ids("destination", effect.destination, self.shards[0], unique=True)
-        full, copies = effect.source.ids, effect.destination.ids
+        full = effect.source.ids
         if full.size and int(full.max()) >= self.full_blocks:
             raise LayoutError("source", f"full blocks in [0, {self.full_blocks})", str(int(full.max())))
+        self._check_copies(effect.destination.ids)
+
+    def _check_tokens(self, effect: PackTokens) -> None:
+        size, places = self.layout.block_size, effect.tokens.ids
+        check_layers("tokens", effect.tokens, self.layout.active_layers)
+        check_ids("destination", effect.destination, self.shards[0], unique=True)
+        wanted = dict(zip(effect.tokens.layers.tolist(), (-(-effect.tokens.counts // size)).tolist(), strict=True))
+        given = dict(zip(effect.destination.layers.tolist(), effect.destination.counts.tolist(), strict=True))
+        if given != wanted:
+            raise LayoutError("destination", f"blocks that the tokens of each layer fill, {wanted}", str(given))
+        end = self.full_blocks * size
+        if places.size and (int(places.min()) < 0 or int(places.max()) >= end):
+            raise LayoutError("tokens", f"places of full blocks in [0, {end})", f"{places.min()} … {places.max()}")
+        self._check_copies(effect.destination.ids)
+
+    def _check_copies(self, copies: Int32) -> None:
         if copies.size and int(copies.min()) < self.full_blocks:
             raise LayoutError(
                 "destination", f"copy destinations in [{self.full_blocks}, {self.total_blocks})", str(int(copies.min()))
@@ -170,6 +199,26 @@ class HostProducer:
             for chunk in split(memory, effect.source, effect.destination, everything):
                 memory.move(chunk.group, chunk.layers, chunk.row_ptr, chunk.source, chunk.destination)
                 copied += chunk.blocks * memory.shapes[chunk.group].block_bytes
+        self._count(effect, copied)
+
+    def _pack(self, effect: PackTokens) -> None:
+        copied = 0
+        for memory in self.shards:
+            for group in range(self.layout.groups):
+                layers = [layer for layer in effect.tokens.layers.tolist() if memory.place(layer)[0] == group]
+                tokens = [effect.tokens.row(layer) for layer in layers]
+                if tokens:
+                    copied += memory.pack_tokens(
+                        group,
+                        np.asarray([memory.place(layer)[1] for layer in layers], dtype=np.int32),
+                        np.cumsum([0, *(row.size for row in tokens)]).astype(np.int32),
+                        np.concatenate(tokens),
+                        np.concatenate([effect.destination.row(layer) for layer in layers]),
+                    )
+        self._count(effect, copied)
+
+    def _count(self, effect: Gather | PackTokens, copied: int) -> None:
+        """CPU bytes and destinations of one operation; its acknowledgement carries the bytes."""
         self.cpu_gather_bytes += copied
         self._gathered[effect.operation.operation_id] = copied
         if len(self._gathered) > self._limit:  # operations that were aborted are never acknowledged

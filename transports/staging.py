@@ -1,9 +1,7 @@
 """The staging ring: a few buffers that copies pass through, each reused only after its completion event (D8)."""
 
-import numpy as np
-
 from kvsweep.ledger.errors import LayoutError
-from kvsweep.transports.blocks import UInt8
+from kvsweep.transports.blocks import UInt8, aligned
 
 
 class StagingSlot:
@@ -12,7 +10,7 @@ class StagingSlot:
     __slots__ = ("_buffer", "pending")
 
     def __init__(self, slot_bytes: int) -> None:
-        self._buffer: UInt8 = np.empty(slot_bytes, dtype=np.uint8)
+        self._buffer: UInt8 = aligned(slot_bytes)
         self.pending = False
 
     def blocks(self, count: int, block_bytes: int) -> UInt8:

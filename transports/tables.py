@@ -39,6 +39,10 @@ class TableRows:
             raise LayoutError("generation", f"what row {row} of {request.request_id!r} shows ({what})", str(generation))
         return shown[1].row(layer)
 
+    def shown(self, request: RequestKey, row: int) -> tuple[int, Rows[Physical]] | None:
+        """(generation, tables) that a row shows now, whatever it is; None where nothing was written."""
+        return self._rows.get((request, row))
+
     def forget(self, request: RequestKey) -> None:
         """Give up every row of a request that has closed."""
         for key in [key for key in self._rows if key[0] == request]:

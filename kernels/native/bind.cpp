@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "arrays.hpp"
 #include "checks.hpp"
@@ -83,19 +84,53 @@ void bind_vnni(nb::handle blocks, nb::handle out, std::int64_t kv_heads, std::in
     if (order < 0 || order > 1 || parts < 1 || parts > 3) {
         Bytes2::refuse("order, parts", "0 or 1, 1 to 3");
     }
-    from.expect(1, 4 * kv_heads * block_size * head_dim, "blocks");
+    // Arrays of half the width hold K alone, or V alone.
+    const std::int64_t one = 2 * kv_heads * block_size * head_dim;
+    const bool together = parts == (keys | values) || from.size(1) != one;
+    from.expect(1, together ? 2 * one : one, "blocks");
     to.expect(0, from.size(0), "out");
     to.expect(1, from.size(1), "out");
     expect_apart(to, from, "out");
     if ((reinterpret_cast<std::uintptr_t>(from.data()) | reinterpret_cast<std::uintptr_t>(to.data())) % 2) {
         Bytes2::refuse("blocks, out", "addresses of 16-bit words");
     }
-    const Tiles tiles{from.size(0), kv_heads, block_size, head_dim, static_cast<Order>(order), parts};
+    const Tiles tiles{from.size(0), kv_heads, block_size, head_dim, static_cast<Order>(order), parts,
+                      together};
     const Run run = run_of(isa, threads);
     unlocked([&] {
         const auto* input = reinterpret_cast<const std::uint16_t*>(from.data());
         work(input, reinterpret_cast<std::uint16_t*>(to.data()), tiles, run);
     });
+}
+
+void bind_pack_tokens(nb::handle pool, nb::handle layers, nb::handle row_ptr, nb::handle tokens, nb::handle destination,
+                      std::int64_t kv_heads, std::int64_t block_size, std::int64_t head_dim, int element_bytes,
+                      bool packed, int isa) {
+    const Array<std::uint8_t, 3> areas(pool, "pool");
+    const Ids layer(layers, "layers"), pointers(row_ptr, "row_ptr"), chosen(tokens, "tokens");
+    const Ids to(destination, "destination");
+    const auto size = [packed](std::int64_t each) {
+        return each >= 1 && each <= 1 << 20 && (!packed || each % 32 == 0);
+    };
+    if (kv_heads < 1 || kv_heads > 1 << 20 || !size(block_size) || !size(head_dim) ||
+        (element_bytes != 2 && (packed || element_bytes != 4))) {
+        Ids::refuse("shape", "sizes of at least 1, and what the packing allows");
+    }
+    const Rows rows = rows_of(pointers, chosen, "row_ptr");
+    const Pool inside = pool_of(areas, layer, rows);
+    areas.expect(2, 2 * kv_heads * block_size * head_dim * element_bytes, "pool");
+    if (reinterpret_cast<std::uintptr_t>(areas.data()) % 2) {
+        Ids::refuse("pool", "an address of 16-bit words");
+    }
+    std::vector<std::int32_t> destinations{0};
+    for (std::int64_t row = 0; row < rows.rows; ++row) {
+        const std::int64_t blocks = (rows.size(row) + block_size - 1) / block_size;
+        destinations.push_back(static_cast<std::int32_t>(destinations.back() + blocks));
+    }
+    to.expect(0, destinations.back(), "destination");
+    const Rows targets{destinations.data(), to.data(), rows.rows, to.size(0)};
+    const Run run = run_of(isa, 1);
+    unlocked([&] { pack_tokens(inside, rows, targets, {kv_heads, block_size, head_dim, element_bytes, packed}, run); });
 }
 
 std::int64_t bind_diff_capacity(nb::handle row_ptr, nb::handle ids) {
@@ -212,6 +247,7 @@ NB_MODULE(_native, module) {
     module.def("move_blocks", &bind_move);
     module.def("unpack_vnni", &bind_vnni<&unpack_vnni>);
     module.def("pack_vnni", &bind_vnni<&pack_vnni>);
+    module.def("pack_tokens", &bind_pack_tokens);
     module.def("diff_capacity", &bind_diff_capacity);
     module.def("plan_diff", &bind_plan_diff);
     module.def("select_top", &bind_select_top);

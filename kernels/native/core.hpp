@@ -64,11 +64,21 @@ enum Parts : int { keys = 1, values = 2 };
 struct Tiles {
     std::int64_t blocks, kv_heads, block_size, head_dim;
     Order order;
-    int parts;  // which of K and V; the other is left as it is
+    int parts;      // which of K and V; the other is left as it is
+    bool together;  // K and V share blocks; false: the arrays hold only the one that `parts` names
 };
 
 void unpack_vnni(const std::uint16_t* packed, std::uint16_t* natural, const Tiles& tiles, Run run);
 void pack_vnni(const std::uint16_t* natural, std::uint16_t* packed, const Tiles& tiles, Run run);
+
+// ---- packing tokens (tokens.cpp)
+struct TokenShape {
+    std::int64_t kv_heads, block_size, head_dim, element_bytes;
+    bool packed;  // for matrix units: 16-bit words, sizes multiples of 32
+};
+
+// Copies the tokens of each row (block * block_size + place) into its destination blocks, ceil(size / block_size) a row.
+void pack_tokens(const Pool& pool, const Rows& tokens, const Rows& destination, const TokenShape& shape, Run run);
 
 // ---- planning an upload (diff.cpp)
 struct DiffOut {

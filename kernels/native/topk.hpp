@@ -17,9 +17,9 @@ inline float score_of(std::uint32_t key) {
 }
 
 struct RankOps {
-    // Sets the bits of the scores that are at least `bound` in (n + 63) / 64 words; false if any is not finite.
-    bool (*reach)(const float* scores, std::int64_t n, float bound, std::uint64_t* words);
-    void (*keys)(const float* scores, const std::int32_t* ids, std::int64_t count, std::uint32_t* keys);
+    // Writes the keys and ids of the scores that are at least `bound`, in id order, and returns how many; -1 if any
+    // score is not finite. Both arrays have room for n + 16.
+    std::int64_t (*collect)(const float* scores, std::int64_t n, float bound, std::uint32_t* keys, std::int32_t* ids);
     std::int64_t (*count_from)(const std::uint32_t* keys, std::int64_t count, std::uint32_t bound);
     // Moves what is at least `bound` to the front, in order. Both arrays have room for 16 more than count.
     void (*keep)(std::uint32_t* keys, std::int32_t* ids, std::int64_t count, std::uint32_t bound);

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <limits>
 
 #include "target.hpp"
@@ -9,24 +10,16 @@ namespace {
 
 constexpr std::uint32_t kExponent = 0x7f800000u;  // all ones: infinite or not a number
 
-BODY bool reach_body(const float* scores, std::int64_t n, float bound, std::uint64_t* words) {
+BODY std::int64_t collect_body(const float* scores, std::int64_t from, std::int64_t n, float bound,
+                               std::uint32_t* keys, std::int32_t* ids, std::int64_t found) {
     std::uint32_t largest = 0;
-    for (std::int64_t at = 0; at < n; at += 64) {
-        std::uint64_t bits = 0;
-        const std::int64_t stop = std::min<std::int64_t>(n - at, 64);
-        for (std::int64_t one = 0; one < stop; ++one) {
-            largest = std::max(largest, std::bit_cast<std::uint32_t>(scores[at + one]) & 0x7fffffffu);
-            bits |= std::uint64_t{scores[at + one] >= bound} << one;
-        }
-        words[at / 64] = bits;
+    for (std::int64_t at = from; at < n; ++at) {  // every one is written, and the place moves on past those that stay
+        largest = std::max(largest, std::bit_cast<std::uint32_t>(scores[at]) & 0x7fffffffu);
+        keys[found] = key_of(scores[at]);
+        ids[found] = static_cast<std::int32_t>(at);
+        found += scores[at] >= bound;
     }
-    return largest < kExponent;
-}
-
-BODY void keys_body(const float* scores, const std::int32_t* ids, std::int64_t count, std::uint32_t* keys) {
-    for (std::int64_t at = 0; at < count; ++at) {
-        keys[at] = key_of(scores[ids[at]]);
-    }
+    return largest < kExponent ? found : -1;
 }
 
 BODY std::int64_t count_body(const std::uint32_t* keys, std::int64_t count, std::uint32_t bound) {
@@ -57,8 +50,9 @@ BODY void range_body(const std::uint32_t* keys, std::int64_t count, std::uint32_
     *most = high;
 }
 
-bool reach_scalar(const float* s, std::int64_t n, float b, std::uint64_t* w) { return reach_body(s, n, b, w); }
-void keys_scalar(const float* s, const std::int32_t* i, std::int64_t n, std::uint32_t* k) { keys_body(s, i, n, k); }
+std::int64_t collect_scalar(const float* s, std::int64_t n, float b, std::uint32_t* k, std::int32_t* i) {
+    return collect_body(s, 0, n, b, k, i, 0);
+}
 std::int64_t count_scalar(const std::uint32_t* k, std::int64_t n, std::uint32_t b) { return count_body(k, n, b); }
 void keep_scalar(std::uint32_t* k, std::int32_t* i, std::int64_t n, std::uint32_t b) { keep_body(k, i, n, b); }
 void range_scalar(const std::uint32_t* k, std::int64_t n, std::uint32_t* l, std::uint32_t* m) {
@@ -68,10 +62,6 @@ void range_scalar(const std::uint32_t* k, std::int64_t n, std::uint32_t* l, std:
 #if KVSWEEP_X86
 
 AVX2 std::int64_t count_avx2(const std::uint32_t* k, std::int64_t n, std::uint32_t b) { return count_body(k, n, b); }
-AVX2 void keys_avx2(const float* s, const std::int32_t* i, std::int64_t n, std::uint32_t* k) { keys_body(s, i, n, k); }
-AVX512 void keys_avx512(const float* s, const std::int32_t* i, std::int64_t n, std::uint32_t* k) {
-    keys_body(s, i, n, k);
-}
 AVX2 void keep_avx2(std::uint32_t* k, std::int32_t* i, std::int64_t n, std::uint32_t b) { keep_body(k, i, n, b); }
 AVX2 void range_avx2(const std::uint32_t* k, std::int64_t n, std::uint32_t* l, std::uint32_t* m) {
     range_body(k, n, l, m);
@@ -96,10 +86,12 @@ AVX512 void keep_avx512(std::uint32_t* keys, std::int32_t* ids, std::int64_t cou
     }
 }
 
-AVX2 bool reach_avx2(const float* scores, std::int64_t n, float bound, std::uint64_t* words) {
+AVX2 std::int64_t collect_avx2(const float* scores, std::int64_t n, float bound, std::uint32_t* keys,
+                               std::int32_t* ids) {
     const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
     const __m256 least = _mm256_set1_ps(bound);
     __m256i largest = _mm256_setzero_si256();
+    std::int64_t found = 0;
     const std::int64_t whole = n / 64 * 64;
     for (std::int64_t at = 0; at < whole; at += 64) {
         std::uint64_t bits = 0;
@@ -109,35 +101,54 @@ AVX2 bool reach_avx2(const float* scores, std::int64_t n, float bound, std::uint
             const int reached = _mm256_movemask_ps(_mm256_cmp_ps(eight, least, _CMP_GE_OQ));
             bits |= static_cast<std::uint64_t>(reached) << (8 * part);
         }
-        words[at / 64] = bits;
+        for (; bits; bits &= bits - 1) {
+            const std::int64_t one = at + std::countr_zero(bits);
+            keys[found] = key_of(scores[one]);
+            ids[found++] = static_cast<std::int32_t>(one);
+        }
     }
     alignas(32) std::uint32_t lanes[8];
     _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), largest);
-    const bool finite = *std::max_element(lanes, lanes + 8) < kExponent;
-    return reach_body(scores + whole, n - whole, bound, words + whole / 64) && finite;
+    if (*std::max_element(lanes, lanes + 8) >= kExponent) {
+        return -1;
+    }
+    return collect_body(scores, whole, n, bound, keys, ids, found);
 }
 
-AVX512 bool reach_avx512(const float* scores, std::int64_t n, float bound, std::uint64_t* words) {
-    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
-    const __m512 least = _mm512_set1_ps(bound);
+AVX512 std::int64_t collect_avx512(const float* scores, std::int64_t n, float bound, std::uint32_t* keys,
+                                   std::int32_t* ids) {
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff), sign = _mm512_set1_epi32(static_cast<int>(0x80000000u));
+    const __m512i first = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512 least = _mm512_set1_ps(bound), zero = _mm512_setzero_ps();
     __m512i largest[4] = {};
+    std::int64_t found = 0;
     for (std::int64_t at = 0; at < n; at += 64) {
         const std::int64_t left = n - at;
         const std::uint64_t there = left >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << left) - 1;
-        std::uint64_t bits = 0;
+        __m512 some[4];
+        __mmask16 reached[4];
 #pragma GCC unroll 4
         for (int part = 0; part < 4; ++part) {
-            const auto some = static_cast<__mmask16>(there >> (16 * part));
-            const __m512 sixteen = _mm512_maskz_loadu_ps(some, scores + at + 16 * part);
-            const __m512i bare = _mm512_and_si512(_mm512_castps_si512(sixteen), magnitude);
-            largest[part] = _mm512_max_epu32(largest[part], bare);
-            const __mmask16 reached = _mm512_mask_cmp_ps_mask(some, sixteen, least, _CMP_GE_OQ);
-            bits |= static_cast<std::uint64_t>(reached) << (16 * part);
+            const auto in_row = static_cast<__mmask16>(there >> (16 * part));
+            some[part] = _mm512_maskz_loadu_ps(in_row, scores + at + 16 * part);
+            largest[part] = _mm512_max_epu32(largest[part], _mm512_and_si512(_mm512_castps_si512(some[part]), magnitude));
+            reached[part] = _mm512_mask_cmp_ps_mask(in_row, some[part], least, _CMP_GE_OQ);
         }
-        words[at / 64] = bits;
+        if ((reached[0] | reached[1] | reached[2] | reached[3]) == 0) {
+            continue;
+        }
+#pragma GCC unroll 4
+        for (int part = 0; part < 4; ++part) {
+            const __m512i bits = _mm512_castps_si512(_mm512_add_ps(some[part], zero));  // -0.0 + 0.0 is +0.0
+            const __m512i key = _mm512_xor_si512(bits, _mm512_or_si512(_mm512_srai_epi32(bits, 31), sign));
+            const __m512i id = _mm512_add_epi32(first, _mm512_set1_epi32(static_cast<int>(at + 16 * part)));
+            _mm512_storeu_si512(keys + found, _mm512_maskz_compress_epi32(reached[part], key));
+            _mm512_storeu_si512(ids + found, _mm512_maskz_compress_epi32(reached[part], id));
+            found += __builtin_popcount(reached[part]);
+        }
     }
     const __m512i low = _mm512_max_epu32(largest[0], largest[1]), high = _mm512_max_epu32(largest[2], largest[3]);
-    return _mm512_reduce_max_epu32(_mm512_max_epu32(low, high)) < kExponent;
+    return _mm512_reduce_max_epu32(_mm512_max_epu32(low, high)) < kExponent ? found : -1;
 }
 
 #endif
@@ -146,8 +157,8 @@ AVX512 bool reach_avx512(const float* scores, std::int64_t n, float bound, std::
 
 const RankOps& rank_ops(Isa isa) {
 #if KVSWEEP_X86
-    static constexpr RankOps avx512{reach_avx512, keys_avx512, count_avx512, keep_avx512, range_avx512};
-    static constexpr RankOps avx2{reach_avx2, keys_avx2, count_avx2, keep_avx2, range_avx2};
+    static constexpr RankOps avx512{collect_avx512, count_avx512, keep_avx512, range_avx512};
+    static constexpr RankOps avx2{collect_avx2, count_avx2, keep_avx2, range_avx2};
     if (isa == Isa::avx512) {
         return avx512;
     }
@@ -157,7 +168,7 @@ const RankOps& rank_ops(Isa isa) {
 #else
     (void)isa;
 #endif
-    static constexpr RankOps scalar{reach_scalar, keys_scalar, count_scalar, keep_scalar, range_scalar};
+    static constexpr RankOps scalar{collect_scalar, count_scalar, keep_scalar, range_scalar};
     return scalar;
 }
 

@@ -3,7 +3,7 @@
 // K is a transpose of 16 x 16 pairs (32-bit words); V interleaves the words of two tokens. Both sides of a step are
 // whole 64-byte lines, so that the result can be written past the caches where its address allows. A tile is read out
 // of order, which no processor fetches ahead; so while one is rewritten that of the next head is asked for, line after
-// line.
+// line. V goes by whole rows: lines of one row that are written far apart in time cost a third of the bandwidth.
 #include <cstring>
 
 #include "core.hpp"
@@ -62,22 +62,25 @@ void pack_scalar(const Head& head) {
 
 #if KVSWEEP_X86
 
-// Asks for `lines` lines of a tile that is read later.
+// Asks for `lines` lines of a tile that is read later: `near`, into the first cache, where what is read follows on
+// without gaps. Into the second one otherwise, since the processor fetches the gaps too.
+template <bool near>
 BODY void ask(const Word* at, int lines) {
     for (int line = 0; line < lines; ++line) {
-        _mm_prefetch(at + 32 * line, _MM_HINT_T1);
+        _mm_prefetch(at + 32 * line, near ? _MM_HINT_T0 : _MM_HINT_T1);
     }
 }
 
 // The common head dimensions at 32 tokens are compiled apart: with the steps known, the loops unroll and twice as many
 // lines are under way. fixed is the head dimension, or 0 for any shape.
-// Rows of one head follow each other there.
-template <int fixed>
+template <int fixed, Order order>
 BODY Head shaped(Head head) {
     if constexpr (fixed != 0) {
         head.dims = fixed;
-        head.row = fixed;
         head.tokens = 32;
+    }
+    if constexpr (fixed != 0 && order == Order::heads_first) {
+        head.row = fixed;
     }
     return head;
 }
@@ -92,7 +95,7 @@ AVX512 BODY void put512(Word* to, __m512i line) {
 }
 
 // Rows of 16 pairs to columns of 16 pairs: line i of `to` holds pair i of every line of `from`.
-template <bool stream>
+template <bool stream, bool near>
 AVX512 BODY void transpose512(const Word* from, std::int64_t from_step, Word* to, std::int64_t to_step,
                               const Word* ahead) {
     __m512i a[16], b[16];
@@ -100,7 +103,7 @@ AVX512 BODY void transpose512(const Word* from, std::int64_t from_step, Word* to
     for (int i = 0; i < 16; ++i) {
         a[i] = _mm512_loadu_si512(from + i * from_step);
     }
-    ask(ahead, 16);
+    ask<near>(ahead, 16);
 #pragma GCC unroll 8
     for (int i = 0; i < 16; i += 2) {
         b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
@@ -148,55 +151,94 @@ AVX512 BODY __m512i in_turn(int from) {
     return _mm512_load_si512(at);
 }
 
-template <bool stream, int fixed>
+// V of tokens t and t + 1, `lines` lines of each from dimension d on.
+template <bool stream, bool near, int lines>
+AVX512 BODY void unpack_values512(const Head& head, std::int64_t t, std::int64_t d) {
+    const __m512i even = every_other(0), odd = every_other(1);
+    const Word* pairs = head.v_tile + d * head.tokens + t * 16;
+    __m512i low[lines], high[lines];
+#pragma GCC unroll 4
+    for (int line = 0; line < lines; ++line) {
+        low[line] = _mm512_loadu_si512(pairs + 32 * line * head.tokens);
+        high[line] = _mm512_loadu_si512(pairs + (32 * line + 16) * head.tokens);
+    }
+    ask<near>(head.after_v + t * head.dims + 2 * d, 2 * lines);
+    Word* to = head.v + t * head.row + d;
+#pragma GCC unroll 4
+    for (int line = 0; line < lines; ++line) {
+        put512<stream>(to + 32 * line, _mm512_permutex2var_epi16(low[line], even, high[line]));
+    }
+#pragma GCC unroll 4
+    for (int line = 0; line < lines; ++line) {
+        put512<stream>(to + head.row + 32 * line, _mm512_permutex2var_epi16(low[line], odd, high[line]));
+    }
+}
+
+template <bool stream, bool near, int lines>
+AVX512 BODY void pack_values512(const Head& head, std::int64_t t, std::int64_t d) {
+    const __m512i first = in_turn(0), second = in_turn(16);
+    const Word* from = head.v + t * head.row + d;
+    __m512i one[lines], next[lines];
+#pragma GCC unroll 4
+    for (int line = 0; line < lines; ++line) {
+        one[line] = _mm512_loadu_si512(from + 32 * line);
+        next[line] = _mm512_loadu_si512(from + head.row + 32 * line);
+    }
+    ask<near>(head.after_v + t * head.dims + 2 * d, 2 * lines);
+    Word* pairs = head.v_tile + d * head.tokens + t * 16;
+#pragma GCC unroll 4
+    for (int line = 0; line < lines; ++line) {
+        put512<stream>(pairs + 32 * line * head.tokens, _mm512_permutex2var_epi16(one[line], first, next[line]));
+        put512<stream>(pairs + (32 * line + 16) * head.tokens,
+                       _mm512_permutex2var_epi16(one[line], second, next[line]));
+    }
+}
+
+template <bool stream, bool near, int fixed, Order order>
 AVX512 void unpack_avx512(const Head& given) {
-    const Head head = shaped<fixed>(given);
+    const Head head = shaped<fixed, order>(given);
     if (head.parts & keys) {
         for (std::int64_t t = 0; t < head.tokens; t += 16) {
             for (std::int64_t d = 0; d < head.dims; d += 32) {
                 const Word* tile = head.k_tile + t * head.dims + d * 16;
-                transpose512<stream>(tile, 32, head.k + t * head.row + d, head.row,
+                transpose512<stream, near>(tile, 32, head.k + t * head.row + d, head.row,
                                      head.after_k + t * head.dims + d * 16);
             }
         }
     }
     if (head.parts & values) {
-        const __m512i even = every_other(0), odd = every_other(1);
         for (std::int64_t t = 0; t < head.tokens; t += 2) {
-            for (std::int64_t d = 0; d < head.dims; d += 32) {
-                const Word* pairs = head.v_tile + d * head.tokens + t * 16;
-                const __m512i low = _mm512_loadu_si512(pairs);
-                const __m512i high = _mm512_loadu_si512(pairs + 16 * head.tokens);
-                ask(head.after_v + t * head.dims + 2 * d, 2);
-                put512<stream>(head.v + t * head.row + d, _mm512_permutex2var_epi16(low, even, high));
-                put512<stream>(head.v + (t + 1) * head.row + d, _mm512_permutex2var_epi16(low, odd, high));
+            std::int64_t d = 0;
+            for (; d + 128 <= head.dims; d += 128) {
+                unpack_values512<stream, near, 4>(head, t, d);
+            }
+            for (; d < head.dims; d += 32) {
+                unpack_values512<stream, near, 1>(head, t, d);
             }
         }
     }
 }
 
-template <bool stream, int fixed>
+template <bool stream, bool near, int fixed, Order order>
 AVX512 void pack_avx512(const Head& given) {
-    const Head head = shaped<fixed>(given);
+    const Head head = shaped<fixed, order>(given);
     if (head.parts & keys) {
         for (std::int64_t t = 0; t < head.tokens; t += 16) {
             for (std::int64_t d = 0; d < head.dims; d += 32) {
                 Word* tile = head.k_tile + t * head.dims + d * 16;
-                transpose512<stream>(head.k + t * head.row + d, head.row, tile, 32,
+                transpose512<stream, near>(head.k + t * head.row + d, head.row, tile, 32,
                                      head.after_k + t * head.dims + d * 16);
             }
         }
     }
     if (head.parts & values) {
-        const __m512i first = in_turn(0), second = in_turn(16);
-        for (std::int64_t d = 0; d < head.dims; d += 32) {
-            for (std::int64_t t = 0; t < head.tokens; t += 2) {
-                const __m512i one = _mm512_loadu_si512(head.v + t * head.row + d);
-                const __m512i next = _mm512_loadu_si512(head.v + (t + 1) * head.row + d);
-                ask(head.after_v + d * head.tokens + t * 32, 2);
-                Word* pairs = head.v_tile + d * head.tokens + t * 16;
-                put512<stream>(pairs, _mm512_permutex2var_epi16(one, first, next));
-                put512<stream>(pairs + 16 * head.tokens, _mm512_permutex2var_epi16(one, second, next));
+        for (std::int64_t t = 0; t < head.tokens; t += 2) {
+            std::int64_t d = 0;
+            for (; d + 128 <= head.dims; d += 128) {
+                pack_values512<stream, near, 4>(head, t, d);
+            }
+            for (; d < head.dims; d += 32) {
+                pack_values512<stream, near, 1>(head, t, d);
             }
         }
     }
@@ -213,7 +255,7 @@ AVX2 BODY void put256(Word* to, __m256i half) {
 
 AVX2 BODY __m256i get256(const Word* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
 
-template <bool stream>
+template <bool stream, bool near>
 AVX2 BODY void transpose256(const Word* from, std::int64_t from_step, Word* to, std::int64_t to_step,
                               const Word* ahead) {
     __m256i a[8], b[8];
@@ -221,7 +263,7 @@ AVX2 BODY void transpose256(const Word* from, std::int64_t from_step, Word* to, 
     for (int i = 0; i < 8; ++i) {
         a[i] = get256(from + i * from_step);
     }
-    ask(ahead, 4);
+    ask<near>(ahead, 4);
 #pragma GCC unroll 4
     for (int i = 0; i < 8; i += 2) {
         b[i] = _mm256_unpacklo_epi32(a[i], a[i + 1]);
@@ -242,13 +284,13 @@ AVX2 BODY void transpose256(const Word* from, std::int64_t from_step, Word* to, 
 }
 
 // Both halves of a line one after the other: pairs (t, d .. d+7) and (t, d+8 .. d+15) to the rows of 16 pairs.
-template <bool stream>
+template <bool stream, bool near>
 AVX2 void unpack_avx2(const Head& head) {
     if (head.parts & keys) {
         for (std::int64_t t = 0; t < head.tokens; t += 8) {
             for (std::int64_t d = 0; d < head.dims; d += 16) {
                 const Word* tile = head.k_tile + t / 16 * 16 * head.dims + d * 16 + t % 16 * 2;
-                transpose256<stream>(tile, 32, head.k + t * head.row + d, head.row,
+                transpose256<stream, near>(tile, 32, head.k + t * head.row + d, head.row,
                                      head.after_k + t * head.dims + d * 8);
             }
         }
@@ -259,7 +301,7 @@ AVX2 void unpack_avx2(const Head& head) {
             for (std::int64_t d = 0; d < head.dims; d += 16) {
                 const Word* pairs = head.v_tile + d * head.tokens + t * 16;
                 const __m256i low = get256(pairs), high = get256(pairs + 16);
-                ask(head.after_v + t * head.dims + 2 * d, 1);
+                ask<near>(head.after_v + t * head.dims + 2 * d, 1);
                 const __m256i even =
                     _mm256_packus_epi32(_mm256_and_si256(low, low_words), _mm256_and_si256(high, low_words));
                 const __m256i odd = _mm256_packus_epi32(_mm256_srli_epi32(low, 16), _mm256_srli_epi32(high, 16));
@@ -270,13 +312,13 @@ AVX2 void unpack_avx2(const Head& head) {
     }
 }
 
-template <bool stream>
+template <bool stream, bool near>
 AVX2 void pack_avx2(const Head& head) {
     if (head.parts & keys) {
         for (std::int64_t t = 0; t < head.tokens; t += 8) {
             for (std::int64_t d = 0; d < head.dims; d += 16) {
                 Word* tile = head.k_tile + t / 16 * 16 * head.dims + d * 16 + t % 16 * 2;
-                transpose256<stream>(head.k + t * head.row + d, head.row, tile, 32,
+                transpose256<stream, near>(head.k + t * head.row + d, head.row, tile, 32,
                                      head.after_k + t * head.dims + d * 8);
             }
         }
@@ -286,7 +328,7 @@ AVX2 void pack_avx2(const Head& head) {
             for (std::int64_t t = 0; t < head.tokens; t += 2) {
                 const __m256i one = get256(head.v + t * head.row + d);
                 const __m256i next = get256(head.v + (t + 1) * head.row + d);
-                ask(head.after_v + d * head.tokens + t * 16, 1);
+                ask<near>(head.after_v + d * head.tokens + t * 16, 1);
                 const __m256i low = _mm256_unpacklo_epi16(one, next), high = _mm256_unpackhi_epi16(one, next);
                 Word* pairs = head.v_tile + d * head.tokens + t * 16;
                 put256<stream>(pairs, _mm256_permute2x128_si256(low, high, 0x20));
@@ -303,24 +345,37 @@ struct Choice {
 };
 
 #if KVSWEEP_X86
-template <int fixed>
-Choice choice_avx512(bool stream) {
-    return stream ? Choice{pack_avx512<true, fixed>, unpack_avx512<true, fixed>}
-                  : Choice{pack_avx512<false, fixed>, unpack_avx512<false, fixed>};
+template <bool stream, bool near, int fixed>
+Choice choice_avx512(Order order) {
+    return order == Order::heads_first ? Choice{pack_avx512<stream, near, fixed, Order::heads_first>,
+                                                unpack_avx512<stream, near, fixed, Order::heads_first>}
+                                       : Choice{pack_avx512<stream, near, fixed, Order::tokens_first>,
+                                                unpack_avx512<stream, near, fixed, Order::tokens_first>};
+}
+
+template <bool stream, bool near>
+Choice choice_of(Isa isa, const Tiles& tiles) {
+    if (isa == Isa::avx2) {
+        return {pack_avx2<stream, near>, unpack_avx2<stream, near>};
+    }
+    switch (tiles.block_size == 32 ? tiles.head_dim : 0) {
+        case 128: return choice_avx512<stream, near, 128>(tiles.order);
+        case 64: return choice_avx512<stream, near, 64>(tiles.order);
+        default: return choice_avx512<stream, near, 0>(tiles.order);
+    }
 }
 #endif
 
+// Does a call read all of its input? One part out of blocks that hold both leaves gaps.
+bool without_gaps(const Tiles& tiles) { return tiles.parts == (keys | values) || !tiles.together; }
+
 Choice choose(Isa isa, bool stream, const Tiles& tiles) {
 #if KVSWEEP_X86
-    if (isa == Isa::avx512) {
-        const bool known = tiles.block_size == 32 && tiles.order == Order::heads_first;
-        const std::int64_t fixed = known ? tiles.head_dim : 0;
-        return fixed == 128  ? choice_avx512<128>(stream)
-               : fixed == 64 ? choice_avx512<64>(stream)
-                             : choice_avx512<0>(stream);
-    }
-    if (isa == Isa::avx2) {
-        return stream ? Choice{pack_avx2<true>, unpack_avx2<true>} : Choice{pack_avx2<false>, unpack_avx2<false>};
+    if (isa != Isa::scalar) {
+        const bool near = without_gaps(tiles);
+        return stream ? near ? choice_of<true, true>(isa, tiles) : choice_of<true, false>(isa, tiles)
+               : near ? choice_of<false, true>(isa, tiles)
+                      : choice_of<false, false>(isa, tiles);
     }
 #else
     (void)isa, (void)stream, (void)tiles;
@@ -331,6 +386,7 @@ Choice choose(Isa isa, bool stream, const Tiles& tiles) {
 void each_head(Word* natural, Word* packed, const Tiles& tiles, Run run, HeadWork work, bool reads_packed) {
     const std::int64_t tile = tiles.block_size * tiles.head_dim;
     const std::int64_t part = tiles.kv_heads * tile;  // all K, or all V, of a block
+    const std::int64_t halves = tiles.parts == (keys | values) || tiles.together ? 2 : 1;
     const bool heads_first = tiles.order == Order::heads_first;
     const std::int64_t row = heads_first ? tiles.head_dim : tiles.kv_heads * tiles.head_dim;
     const std::int64_t head_step = heads_first ? tile : tiles.head_dim;
@@ -341,16 +397,18 @@ void each_head(Word* natural, Word* packed, const Tiles& tiles, Run run, HeadWor
         for (std::int64_t block = begin; block < end; ++block) {
             for (std::int64_t number = 0; number < tiles.kv_heads; ++number) {
                 Head head;
-                head.k = natural + block * 2 * part + number * head_step;
-                head.v = head.k + part;
-                head.k_tile = packed + block * 2 * part + number * 2 * tile;
-                head.v_tile = head.k_tile + tile;
+                head.k = natural + block * halves * part + number * head_step;
+                head.v = head.k + (halves - 1) * part;
+                head.k_tile = packed + block * halves * part + number * halves * tile;
+                head.v_tile = head.k_tile + (halves - 1) * tile;
                 head.row = row;
                 head.tokens = tiles.block_size;
                 head.dims = tiles.head_dim;
                 head.parts = tiles.parts;
                 const bool last = number + 1 == tiles.kv_heads;
-                const std::int64_t step = reads_packed ? 2 * tile : last ? part + tile : tile;
+                const std::int64_t step = reads_packed ? halves * tile
+                                          : last       ? (halves - 1) * part + tile
+                                                       : tile;
                 const std::int64_t ahead = !whole || (last && block + 1 == end) ? 0 : step;
                 const Word* k = reads_packed ? head.k_tile : head.k;
                 const Word* v = reads_packed ? head.v_tile : head.v;
@@ -367,7 +425,7 @@ void each_head(Word* natural, Word* packed, const Tiles& tiles, Run run, HeadWor
 
 // Every line that is written is a multiple of 64 bytes from the start, so the start alone has to be aligned.
 bool streams(const Word* to, const Tiles& tiles) {
-    const std::int64_t bytes = tiles.blocks * tiles.kv_heads * tiles.block_size * tiles.head_dim * 4;
+    const std::int64_t bytes = tiles.blocks * tiles.kv_heads * tiles.block_size * tiles.head_dim * 4;  // K and V
     return bytes >= kStreamFrom && reinterpret_cast<std::uintptr_t>(to) % 64 == 0;
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -23,6 +23,8 @@ from kvsweep.scenarios.bench.moving import Moving
 
 Name = Literal["planner", "selector", "gather", "scatter", "unpack", "retain"]
 SEED = 20260916
+WIDE = 220
+"""Characters that a table of every column needs."""
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -87,39 +89,28 @@ def _processor() -> str:
     return found[1].strip() if found else platform.processor() or platform.machine()
 
 
-def report_table(name: str, report: Report) -> Table:
-    table = Table(
-        "path",
-        "size",
-        "ours ms",
-        "peer",
-        "peer ms",
-        "ratio",
-        "limit",
-        "of limit",
-        "memcpy",
-        "stream copy",
-        "one read",
-        "peak KiB",
-        "peer KiB",
-        title=f"bench {name}: {', '.join(str(value) for value in report.machine.values())}",
-    )
+def report_table(name: str, report: Report, width: int) -> Table:
+    """All columns where they fit into `width` characters, else what the goals are about; --json has everything."""
+    columns: dict[str, Callable[[Row], str]] = {
+        "path": lambda row: row.path,
+        "size": lambda row: row.size,
+        "ours ms": lambda row: f"{row.ours_ms:,.4g}",
+        "peer": lambda row: row.peer,
+        "peer ms": lambda row: f"{row.peer_ms:,.4g}",
+        "ratio": lambda row: f"{row.ratio:,.2f}",
+        "limit": lambda row: row.limit,
+        "of limit": lambda row: f"{row.of_limit:.2f}",
+        "memcpy": lambda row: f"{row.memcpy_ms:,.4g}",
+        "stream copy": lambda row: f"{row.stream_copy_ms:,.4g}",
+        "one read": lambda row: f"{row.read_ms:,.4g}",
+        "peak KiB": lambda row: _kib(row.ours_peak_bytes),
+        "peer KiB": lambda row: _kib(row.peer_peak_bytes),
+    }
+    if width < WIDE:
+        columns = {title: columns[title] for title in ("path", "size", "ours ms", "peer", "ratio", "of limit")}
+    table = Table(*columns, title=f"bench {name}: {', '.join(str(value) for value in report.machine.values())}")
     for row in report.rows:
-        table.add_row(
-            row.path,
-            row.size,
-            f"{row.ours_ms:,.4g}",
-            row.peer,
-            f"{row.peer_ms:,.4g}",
-            f"{row.ratio:,.2f}",
-            row.limit,
-            f"{row.of_limit:.2f}",
-            f"{row.memcpy_ms:,.4g}",
-            f"{row.stream_copy_ms:,.4g}",
-            f"{row.read_ms:,.4g}",
-            _kib(row.ours_peak_bytes),
-            _kib(row.peer_peak_bytes),
-        )
+        table.add_row(*(text(row) for text in columns.values()))
     return table
 
 

@@ -69,9 +69,11 @@ class Fleet:
         shared_tokens: int = 0,
         rounds: int | None = None,
         weather: Weather | None = None,
+        turns_per_step: int = YIELDS_PER_STEP,
         on_step: Callable[[Fleet], None] = lambda fleet: None,
     ) -> None:
         self.stack = stack
+        self.turns_per_step = turns_per_step
         self.members = [Member(session, limit) for session, limit in sessions]
         self.shared_tokens = shared_tokens
         self.rounds = rounds
@@ -101,7 +103,7 @@ class Fleet:
                     if not member.finished:
                         moved = self._advance(member, beside) or moved
                 self._end_steps(self.weather.ends(self.open_steps))
-                for _ in range(YIELDS_PER_STEP):
+                for _ in range(self.turns_per_step):
                     await anyio.lowlevel.checkpoint()
                 idle = 0 if moved else idle + 1
                 if idle > IDLE_TURNS:

@@ -18,12 +18,12 @@ from kvsweep.ledger.ids import RequestKey, int32_view, no_rows
 from kvsweep.ledger.messages import AttachPrefix, BlockSelection, OpenTail, PublishPrefix, Resume, SealTail
 from kvsweep.ledger.ownership import blocks_by_group
 from kvsweep.ledger.sources import leading
-from kvsweep.ledger.state import RequestState
+from kvsweep.ledger.state import RequestState, Residency
 from kvsweep.runtime.scorers import attention_mass, block_bounds, quest, recency
-from kvsweep.runtime.selection import select_blocks
+from kvsweep.runtime.selection import select_blocks, select_tokens
 from kvsweep.runtime.upload_plan import adoptable, keep_slots
 from kvsweep.scenarios.engine.model import Model
-from kvsweep.scenarios.engine.paged import DraftKv, FullKv, QueryWindow, StepReads
+from kvsweep.scenarios.engine.paged import DraftKv, FullKv, Packed, QueryWindow, StepReads
 from kvsweep.scenarios.engine.sampling import Sampler, verify_tokens
 from kvsweep.scenarios.stack import Stack
 
@@ -82,6 +82,8 @@ class Session:
         self._revision = 0
         self._kept_live = 0
         self._fullest = 0  # areas that one layer held at most, the tail apart
+        self._chosen: Packed | None = None  # token method: of the last selection
+        self._packed: dict[int, Packed] = {}  # generation -> what its packed blocks hold
         self._next_round = 0
         self.fed = False  # every token but the last has its rows
 
@@ -162,7 +164,7 @@ class Session:
         start = len(self.tokens) - 1
         self.room(start + self.draft_tokens + 1)
         number, reads = self._begin()
-        draft = DraftKv(self.model.config, reads)
+        draft = DraftKv(self.model.config, reads, self._packed_view())
         drafted: list[int] = []
         token = self.tokens[-1]
         for ahead in range(self.draft_tokens):
@@ -218,11 +220,21 @@ class Session:
         await self.kv.until(lambda: self._request().store.phase == "IDLE", self.key)
         selection = self._selector(self)
         upload = await self.kv.upload(selection, idempotency_key=f"select-{selection.selection_revision}")
+        self._fullest = max(self._fullest, int(upload.residency.logical_by_slot_by_layer.counts.max()))
+        if selection.tokens_by_layer is None:
+            await self._keep(selection, upload.residency)
+        else:
+            self._packed_view()  # before another selection is made
+        await self._pack_if_scattered(selection)
+        self.progress.rounds += 1
+        self.measure()
+
+    async def _keep(self, selection: BlockSelection, residency: Residency) -> None:
+        """Drop what is not selected, adopt what stands in the tail."""
         request, want = self._request(), selection.logical_blocks_by_layer
         keep = keep_slots(request, want)
         adopt = adoptable(request, want, self.layout, shared_table=not self.kv.driver.settings.retain.layer_tables)
-        resident = upload.residency.logical_by_slot_by_layer
-        self._fullest = max(self._fullest, int(resident.counts.max()))
+        resident = residency.logical_by_slot_by_layer
         if keep.size < resident.size or adopt.size:
             await self.kv.retain(
                 self.key,
@@ -232,9 +244,6 @@ class Session:
                 selection_revision=selection.selection_revision,
                 idempotency_key=f"retain-{selection.selection_revision}",
             )
-        await self._pack_if_scattered(selection)
-        self.progress.rounds += 1
-        self.measure()
 
     async def _pack_if_scattered(self, selection: BlockSelection) -> None:
         """Gather the view in as few blocks as its fullest layer needs, where it lies in too many.
@@ -272,6 +281,8 @@ class Session:
         """Score the mirrored blocks of every active layer and choose."""
         self._revision += 1
         whole = self.mirrored_blocks()
+        if self.kv.driver.settings.selection.method == "token":
+            return self._select_tokens(whole)
         return select_blocks(
             np.stack([self._score(layer, whole) for layer in self.layout.active_layers]),
             request=self.key,
@@ -282,15 +293,40 @@ class Session:
             kernels=self.stack.producer.shards[0].kernels,
         )
 
-    def _score(self, layer: int, whole: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    def _select_tokens(self, whole: int) -> BlockSelection:
+        selection = select_tokens(
+            np.stack([self._score(layer, whole, size=1) for layer in self.layout.active_layers]),
+            request=self.key,
+            revision=self._revision,
+            layout=self.layout,
+            policy=self.kv.driver.settings.selection,
+            kernels=self.stack.producer.shards[0].kernels,
+        )
+        if selection.tokens_by_layer is not None:
+            self._chosen = Packed(tokens=selection.tokens_by_layer, whole_blocks=whole)
+        return selection
+
+    def _packed_view(self) -> Packed | None:
+        """Token method: what the current view holds. A view that has not been seen is of the last selection."""
+        request = self._request()
+        if request.view is None or self._chosen is None:
+            return None
+        self._packed = {view.generation: self._packed.get(view.generation, self._chosen) for view in request.views}
+        return self._packed[request.current]
+
+    def _score(
+        self, layer: int, whole: int, size: int | None = None
+    ) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+        """Of the whole blocks, or of pieces of `size` tokens."""
+        size = size or self.layout.block_size
         if self.scorer == "recency":
-            return recency(whole)
+            return recency(whole * self.layout.block_size // size)
         queries, positions = self._queries.confirmed(layer, len(self.tokens) - 1)
         sources = int32_view(self._request().source)[:whole]
         keys = self.stack.producer.keys(layer, sources)
         if self.scorer == "attention":
-            return attention_mass(queries, keys, positions, self.layout.block_size)
-        return quest(queries, *block_bounds(keys, self.layout.block_size))
+            return attention_mass(queries, keys, positions, size)
+        return quest(queries, *block_bounds(keys, size))
 
     def measure(self) -> None:
         """Owned blocks and vacant areas now; the tail and what drains count as owned."""

@@ -6,27 +6,34 @@ Keys are gathered by ascending logical block whatever the slot order is, so phys
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
-from kvsweep.ledger.ids import HOLE, RequestKey, int32_view
+from kvsweep.ledger.ids import HOLE, RequestKey, Rows, Token, int32_view
 from kvsweep.ledger.sources import leading
 from kvsweep.ledger.state import RequestState, State
 from kvsweep.runtime.steps import HandedOut
 from kvsweep.scenarios.engine.attention import attention, gather_blocks_torch
 from kvsweep.scenarios.engine.model import ModelConfig
 from kvsweep.transports.blocks import BlockMemory
+from kvsweep.transports.cuda_memory import CudaMemory
 from kvsweep.transports.rank import RankWorker
 
+NOWHERE = 2**62
+"""Position of a place that holds no token: after every query, so that nothing reads it."""
 
-def memory_view(memory: BlockMemory, layer: int) -> Tensor:
-    """[blocks, 2, kv_heads, B, D] in the model dtype: the memory itself."""
+
+def memory_view(memory: BlockMemory | CudaMemory, layer: int) -> Tensor:
+    """[blocks, 2, kv_heads, B, D] in the model dtype: the memory itself, on the CPU or on a GPU."""
     typed = memory.typed(layer)
-    view = torch.from_numpy(typed.view(np.int16) if typed.dtype == np.uint16 else typed)
+    plain = typed.view(np.int16) if typed.dtype == np.uint16 else typed
+    view: Tensor = torch.from_numpy(plain) if isinstance(plain, np.ndarray) else from_dlpack(plain)
     return view.view(torch.bfloat16) if typed.dtype == np.uint16 else view
 
 
@@ -44,7 +51,7 @@ class RankPart(Protocol):
     """What attention needs of one rank: its tables and its memory."""
 
     worker: RankWorker
-    memory: BlockMemory
+    memory: BlockMemory | CudaMemory
 
 
 class StepReads:
@@ -99,11 +106,16 @@ def memory_views(parts: Sequence[RankPart], layers: int) -> list[list[Tensor]]:
 
 
 def gather(views: list[Tensor], ids: list[Tensor], tokens: int) -> tuple[Tensor, Tensor]:
-    """(k, v) [kv_heads, tokens, D] of one layer over all ranks, each by its own table."""
-    rows = [gather_blocks_torch(view, part, tokens) for view, part in zip(views, ids, strict=True)]
+    """(k, v) [kv_heads, tokens, D] of one layer over all ranks, each by its own table; on the CPU."""
+    rows = [_gather(view, part, tokens) for view, part in zip(views, ids, strict=True)]
     if len(rows) == 1:
         return rows[0]
     return torch.cat([k for k, _ in rows]), torch.cat([v for _, v in rows])
+
+
+def _gather(view: Tensor, ids: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    k, v = gather_blocks_torch(view, ids.to(view.device), tokens)
+    return k.cpu(), v.cpu()  # no copy where they are there already
 
 
 def _positions(logical: list[int], block_size: int, end: int) -> Tensor:
@@ -111,12 +123,21 @@ def _positions(logical: list[int], block_size: int, end: int) -> Tensor:
     return (blocks[:, None] * block_size + torch.arange(block_size)).reshape(-1)[:end]
 
 
+@dataclass(frozen=True)
+class Packed:
+    """What the packed blocks of a view hold, token method: positions a layer, of the first `whole_blocks` blocks."""
+
+    tokens: Rows[Token]
+    whole_blocks: int
+
+
 class DraftKv:
     """The compacted cache: resident blocks of the handed view, then the tail. Writes its rows into the tail."""
 
-    def __init__(self, config: ModelConfig, reads: StepReads) -> None:
+    def __init__(self, config: ModelConfig, reads: StepReads, packed: Packed | None = None) -> None:
         self.config = config
         self.reads = reads
+        self.packed = packed
         self._ids: dict[int, tuple[list[int], list[Tensor], Tensor]] = {}
         self._memory = memory_views(reads.parts, len(config.layers))
 
@@ -124,7 +145,7 @@ class DraftKv:
         first, end = int(positions[0]), int(positions[-1]) + 1
         self.reads.write(layer, k, v, first)
         logical, ids, key_positions = self._blocks(layer, end)
-        valid = len(logical) * self.reads.block_size - ((logical[-1] + 1) * self.reads.block_size - end)
+        valid = key_positions.shape[0] - ((logical[-1] + 1) * self.reads.block_size - end)
         keys, values = gather(self._memory[layer], ids, valid)
         return attention(q, keys, values, positions, key_positions[:valid], self.config.layers[layer].window)
 
@@ -134,12 +155,29 @@ class DraftKv:
         last = (end - 1) // size
         known = self._ids.get(layer)
         if known is None or known[0][-1] != last:
+            if self.packed is not None and layer in self.reads.layout.active_layers:
+                known = self._ids[layer] = self._packed_blocks(layer, last, self.packed)
+                return known
             tables = [{**self.reads.tail_of(layer), **rows.get(layer, {})} for rows in self.reads.resident]
             logical = sorted(block for block in tables[0] if block <= last)
             ids = [torch.tensor([table[block] for block in logical], dtype=torch.int64) for table in tables]
             known = (logical, ids, _positions(logical, size, len(logical) * size))
             self._ids[layer] = known
         return known
+
+    def _packed_blocks(self, layer: int, last: int, packed: Packed) -> tuple[list[int], list[Tensor], Tensor]:
+        """Packed blocks in order, then the tail blocks that no selection has seen. Nothing reads the empty places."""
+        size, tail = self.reads.block_size, self.reads.tail_of(layer)
+        positions = torch.from_numpy(packed.tokens.row(layer).astype(np.int64))
+        blocks = -(-positions.shape[0] // size)
+        later = sorted(block for block in tail if packed.whole_blocks <= block <= last)
+        tables = [rows[layer] for rows in self.reads.resident]
+        ids = [
+            torch.tensor([*(table[block] for block in range(blocks)), *(tail[block] for block in later)])
+            for table in tables
+        ]
+        empty = torch.full((blocks * size - positions.shape[0],), NOWHERE)
+        return later, ids, torch.cat((positions, empty, _positions(later, size, len(later) * size)))
 
 
 class FullKv:

@@ -12,9 +12,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import kvsweep
+from kvsweep.kernels.cuda.errors import CudaError
 from kvsweep.kernels.errors import KernelArgumentError
 from kvsweep.ledger.errors import KvsweepError, UsageError
 from kvsweep.runtime.log_commands import log_app
+from kvsweep.scenarios.explore.command import explore
+from kvsweep.scenarios.script.command import scenario_app
+from kvsweep.scenarios.simulate.command import simulate
 
 DATA_FAULT, USAGE_FAULT = 1, 2
 # Newer releases of typer carry click inside, older ones ask for it; the base class is the same by either name.
@@ -27,6 +31,9 @@ app = typer.Typer(
     help="Coordinator of KV-cache compaction for LLM serving.",
 )
 app.add_typer(log_app, name="log")
+app.add_typer(scenario_app, name="scenario")
+app.command()(simulate)
+app.command()(explore)
 
 
 def fail(message: object, code: int) -> NoReturn:
@@ -49,22 +56,22 @@ def root(
 
 
 def command_line(arguments: list[str]) -> list[str]:
-    """The command as evidence: without where the output goes and without the kernels, recorded in their own field."""
+    """The command as evidence: without where the output goes and without kernels and device, recorded apart."""
     kept, skip = ["kvsweep"], False
     for argument in arguments:
         if skip:
             skip = False
-        elif argument in ("--ledger", "--ack-fd", "--kernels"):
+        elif argument in ("--ledger", "--ack-fd", "--kernels", "--device"):
             skip = True
-        elif not argument.startswith(("--ledger=", "--ack-fd=", "--kernels=", "--json")):
+        elif not argument.startswith(("--ledger=", "--ack-fd=", "--kernels=", "--device=", "--json")):
             kept.append(argument)
     return kept
 
 
-def ours_of(group: ExceptionGroup[Exception]) -> KvsweepError:
+def ours_of(group: ExceptionGroup[Exception]) -> KvsweepError | CudaError:
     """The first error of ours that a task group wrapped. Raises the group itself where there is none."""
     for error in group.exceptions:
-        if isinstance(error, KvsweepError):
+        if isinstance(error, KvsweepError | CudaError):
             return error
         if isinstance(error, ExceptionGroup):
             return ours_of(error)
@@ -93,6 +100,9 @@ def demo(
     source: Annotated[
         Literal["source-only", "copy"], typer.Option(help="Name CPU blocks, or gather copies of them first.")
     ] = "source-only",
+    method: Annotated[
+        Literal["block", "token"], typer.Option(help="Select whole blocks, or tokens to pack (with --source copy).")
+    ] = "block",
     dtype: Annotated[Literal["fp32", "bf16"], typer.Option(help="Of weights and KV.")] = "fp32",
     temperature: Annotated[float, typer.Option(help="0 is greedy; above, a seeded generator of the request's.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of sampling, process epochs and the device's order.", min=0)] = 20260916,
@@ -100,6 +110,9 @@ def demo(
         Literal["auto", "native", "numpy"],
         typer.Option(help="What copies, ranks and plans: the same bytes either way."),
     ] = "auto",
+    device: Annotated[
+        Literal["host", "cuda"], typer.Option(help="Where the compacted KV is: memory of this process, or a GPU.")
+    ] = "host",
     ledger: Annotated[
         Path | None, typer.Option(help="Ledger file to begin; without it, one in a new temporary folder.")
     ] = None,
@@ -147,6 +160,7 @@ def demo(
         retain=retain,
         pack=pack,
         source=source,
+        method=method,
         dtype=dtype,
         temperature=temperature,
         seed=seed,
@@ -158,6 +172,7 @@ def demo(
         chaos=chaos,
         writer=writer,
         kernels=kernels,
+        device=device,
     )
     path = ledger if ledger is not None else Path(tempfile.mkdtemp(prefix="kvsweep-")) / "demo.ledger"
     console = Console(stderr=True)
@@ -175,7 +190,7 @@ def demo(
             )
     except (UsageError, TextError) as error:
         fail(error, USAGE_FAULT)
-    except (KvsweepError, MissingModel, ModelFileError, KernelArgumentError) as error:
+    except (KvsweepError, MissingModel, ModelFileError, KernelArgumentError, CudaError) as error:
         fail(error, DATA_FAULT)
     except MemoryError as error:
         fail(f"not enough memory for these sizes: {error}", DATA_FAULT)
@@ -254,7 +269,7 @@ def bench(
         _bench_round(rounds=rounds, quick=quick, clock=clock, as_json=as_json)
         return
     try:
-        from kvsweep.scenarios.bench.run import report_table, run_bench
+        from kvsweep.scenarios.bench.run import WIDE, report_table, run_bench
     except ImportError as error:
         fail(f"bench needs the native kernels and the package's extra 'demo': {error}", USAGE_FAULT)
     try:
@@ -264,7 +279,8 @@ def bench(
     if as_json:
         typer.echo(msgspec.json.encode(report))
     else:
-        Console().print(report_table(name, report))
+        console = Console(width=None if sys.stdout.isatty() else WIDE)  # a file has no width
+        console.print(report_table(name, report, console.width))
 
 
 def _bench_round(*, rounds: int, quick: bool, clock: Literal["wall", "cpu"], as_json: bool) -> None:

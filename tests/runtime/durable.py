@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 from tests.ledger.gate import Gate, Queued
-from tests.runtime.rig import PRODUCER, RANKS, Ids, make_layout, make_settings, selection
+from tests.runtime.rig import PRODUCER, RANKS, Ids, free_sources, make_layout, make_settings, selection
 
 from kvsweep.ledger.errors import LogError
 from kvsweep.ledger.ids import RequestKey, int32_bytes
@@ -44,8 +44,7 @@ def chosen(driver: Driver, key: RequestKey, want: Ids) -> BlockSelection:
 
 def opened(driver: Driver, name: str = "a") -> RequestKey:
     key = driver.open_request(name)
-    at = 8 * (len(driver.state.requests) - 1)
-    source = int32_bytes(range(at, at + 8))
+    source = int32_bytes(free_sources(driver.pools, 8))
     driver.handle(RegisterSources(request=key, logical=int32_bytes(range(8)), source=source))
     return key
 

@@ -370,3 +370,17 @@ def test_i_a_word_that_the_old_producer_may_have_missed_is_said_to_the_new_one(r
     for name in (key, other, third):
         assert rig.request(name).open_operations() == ()
     rig.lawful()
+
+
+@pytest.mark.parametrize("ends", [Preempt, Finish])
+def test_i_a_keep_map_that_was_voided_is_acknowledged_by_the_new_producer_all_the_same(
+    rig: CoreRig, key: RequestKey, ends: type[Preempt] | type[Finish]
+) -> None:
+    """Nothing is resident, so nothing is kept; without a word the lane would wait for the old process for ever."""
+    operation = rig.started(rig.select(key, VIEW))
+    rig.send(ends(request=key))
+    producer_restarted(rig)
+    said = rig.last(PublishKeepMap)
+    assert (said.operation, said.keep.as_lists()) == (operation, {0: [], 1: []})
+    assert rig.acknowledge(operation, process_epoch=PRODUCER + 1).outcome == "accepted"
+    assert rig.core.pending(key) == []

@@ -40,6 +40,7 @@ from kvsweep.ledger.messages import (
     MoveBlocks,
     OpenRequest,
     OpenTail,
+    PackTokens,
     Preempt,
     ProcessStarted,
     PublishKeepMap,
@@ -137,7 +138,7 @@ def effects_of_each_kind() -> dict[str, str]:
 
 def test_g3_a_free_and_an_ack_need_the_process_and_copies_need_nothing() -> None:
     assert effects_of_each_kind() == {
-        **{kind.__name__: "nothing" for kind in (Gather, Transfer, MoveBlocks, StoreBlocks, Cancel)},
+        **{kind.__name__: "nothing" for kind in (Gather, PackTokens, Transfer, MoveBlocks, StoreBlocks, Cancel)},
         **{kind.__name__: "process" for kind in (Release, PublishKeepMap, Acknowledge)},
     }
 

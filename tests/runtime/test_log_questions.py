@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -144,17 +145,22 @@ def test_tail_follows_another_process_until_it_is_interrupted(tmp_path: Path, wr
     path = tmp_path / "live.db"
     log = open_log(f"sqlite:{path}")
     log.append(written.events[:4])
-    code = "from kvsweep.runtime.log_commands import log_app; log_app()"
+    # Tests that run in the background of a shell are told to ignore interrupts, and so are their children.
+    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{heed}; from kvsweep.runtime.log_commands import log_app; log_app()"
     command = [sys.executable, "-c", code, "tail", str(path), "-f", "-n", "1", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as follower:
-        assert follower.stdout is not None
-        assert follower.stderr is not None
-        assert json.loads(follower.stdout.readline())["position"] == 4
-        log.append(written.events[4:6])
-        assert [json.loads(follower.stdout.readline())["position"] for _ in range(2)] == [5, 6]
-        follower.send_signal(2)
-        assert follower.wait(timeout=60) == 0
-        assert follower.stderr.read() == ""
+        try:
+            assert follower.stdout is not None
+            assert follower.stderr is not None
+            assert json.loads(follower.stdout.readline())["position"] == 4
+            log.append(written.events[4:6])
+            assert [json.loads(follower.stdout.readline())["position"] for _ in range(2)] == [5, 6]
+            follower.send_signal(signal.SIGINT)
+            assert follower.wait(timeout=60) == 0
+            assert follower.stderr.read() == ""
+        finally:
+            follower.kill()
     log.close()
 
 

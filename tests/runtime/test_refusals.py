@@ -8,10 +8,12 @@ from tests.runtime.rig import RANKS, CoreRig, Ids, rows
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.errors import Refused
-from kvsweep.ledger.ids import RequestKey
+from kvsweep.ledger.ids import RequestKey, int32_bytes, int32_view
 from kvsweep.ledger.messages import (
+    EvictPrefix,
     Finish,
     MoveBlocks,
+    OpenRequest,
     OpenTail,
     Preempt,
     ProcessLost,
@@ -22,6 +24,7 @@ from kvsweep.ledger.messages import (
     Transfer,
     Turn,
 )
+from kvsweep.runtime.core import Message
 
 MakeRig = Callable[..., CoreRig]
 VIEW: Ids = {0: [0, 2, 5], 1: [0, 2, 5]}
@@ -150,6 +153,23 @@ def test_g3_no_running_request_has_a_view_of_an_older_pool_generation(rig: CoreR
     rig.lawful()
 
 
+# ---- what the CPU holds
+
+
+@pytest.mark.parametrize("want", [[9], [1, 9], [9, 10], [1, 2, 9]])
+def test_e5_d1_one_block_without_a_source_refuses_the_whole_plan_and_names_the_reason(
+    rig: CoreRig, want: list[int]
+) -> None:
+    """Some of the wanted blocks have a CPU block and some have none: nothing is sent, and it may be tried again."""
+    key = rig.open()
+    rig.register(key, [11], [20])  # so that 9 and 10 are gaps, and not beyond the end
+    turn = rig.select(key, {0: want, 1: [1]}, whole=12)
+    (refused,) = turn.events
+    assert isinstance(refused, e.PlanRefused)
+    assert (refused.lane, refused.reason, refused.needed) == ("upload", "invalid_source", len(want) + 1)
+    assert rig.effects_of(Transfer) == []
+
+
 # ---- what is claimed
 
 
@@ -158,22 +178,66 @@ def test_a1_registered_sources_are_claimed_from_the_pool_and_refused_ones_go_bac
     key = rig.open(blocks=2)
     free = rig.pools.cpu.free
     for logical, source, said in (
-        ([5, 5], [20, 21], "expected one distinct CPU block for each distinct logical block"),
-        ([5, 6], [20, 40], "no_space"),
-        ([5], [0], "no_space"),  # its own already
+        ([5, 5], [20, 21], "logical: expected each block once, got [5, 5]"),
+        ([5, 6], [20, 20], "source: expected each block once, got [20, 20]"),
+        ([5, 6], [20], "source: expected 2 blocks, one for each logical block, got 1"),
+        ([5, 6], [20, 40], "source: expected block ids in [0, 32), the CPU pool's size, got 40"),
+        ([5, 6], [20, -1], "source: expected block ids in [0, 32), the CPU pool's size, got -1"),
+        ([5, 32], [20, 21], "logical: expected block ids in [0, 32), the CPU pool's size, got 32"),
+        ([5], [0], "source: CPU block 0 is held for a"),  # its own already
     ):
         turn = rig.register(key, logical, source)
         assert turn.outcome == "refused"
         assert turn.refusal is not None
-        assert said in turn.refusal.reason
+        assert turn.refusal.reason == said
+        assert isinstance(rig.last(e.CommandRefused), e.CommandRefused), "no lack of space: it never fits"
         assert rig.pools.cpu.free == free, f"{source} leaked"
     rig.register(key, [2], [20])
     assert rig.pools.cpu.free == (free[0] - 1, free[1])
     other = rig.open("b", blocks=0)
     turn = rig.register(other, [0], [20])
     assert turn.refusal is not None
-    assert turn.refusal.what == "no_space", "somebody else's block"
+    assert turn.refusal.reason == "source: CPU block 20 is held for a"
     rig.lawful()
+
+
+def test_a1_a_source_that_is_on_its_way_back_to_the_pool_lacks_space_and_may_be_tried_again(rig: CoreRig) -> None:
+    """Nobody holds it and the pool has not got it yet: the one case that waiting can help."""
+    key = rig.open(blocks=0)
+    assert rig.pools.cpu.full.claim(int32_view(int32_bytes([20])))
+    turn = rig.register(key, [0], [20])
+    assert turn.refusal is not None
+    assert (turn.outcome, turn.refusal.what) == ("refused", "no_space")
+    rig.pools.cpu.release(int32_view(int32_bytes([20])))
+    assert rig.register(key, [0], [20]).outcome == "accepted"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (lambda key: EvictPrefix(blocks=-1), "blocks: expected 0 or more, got -1"),
+        (lambda key: OpenTail(request=key, until=-1), "until: expected 0 or more, got -1"),
+        (lambda key: SealTail(request=key, confirmed_tokens=-4), "confirmed_tokens: expected 0 or more, got -4"),
+    ],
+)
+def test_a_count_below_zero_is_refused_by_name(
+    rig: CoreRig, command: Callable[[RequestKey], Message], said: str
+) -> None:
+    """A slice takes a negative count for one from the other end: all but the newest prefix would be evicted."""
+    key = rig.open()
+    turn = rig.send(command(key))
+    assert turn.outcome == "refused"
+    assert turn.refusal is not None
+    assert turn.refusal.reason == said
+    assert [type(event) for event in turn.events] == [e.CommandRefused]
+
+
+def test_f5_an_id_that_is_open_already_is_named_by_its_refusal(rig: CoreRig) -> None:
+    """The refusal stands in the stream of the life that is open, not in the pool's."""
+    key = rig.open()
+    turn = rig.send(OpenRequest(request_id="a"))
+    assert [(type(event), event.request) for event in turn.events] == [(e.CommandRefused, key)]
+    assert reason(turn) == "the earlier life is not closed"
 
 
 def test_g3_a_closed_request_takes_no_command(rig: CoreRig) -> None:

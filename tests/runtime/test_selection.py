@@ -160,6 +160,16 @@ def test_e9_holes_and_blocks_beyond_the_sequence_raise_no_score() -> None:
     assert chosen.logical_blocks_by_layer.row(0).tolist() == [2]
 
 
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_e9_an_incumbent_that_is_neither_a_block_nor_a_hole_is_refused(factor: float) -> None:
+    """NumPy would take −2 for the last block but one."""
+    scores = np.asarray([[0, 5, 6, 5.9]], dtype=np.float32)
+    rule = policy(budget=0.25, sink_blocks=0, recent_blocks=0, incumbent_factor=factor)
+    with pytest.raises(LayoutError) as error:
+        choose(scores, rule, incumbents=rows({0: [HOLE, 1, -2]}))
+    assert str(error.value) == "incumbents[0]: expected block ids or HOLE (-1), got -2"
+
+
 def test_e2_a_score_that_hysteresis_raises_beyond_float32_is_refused_by_name() -> None:
     scores = np.asarray([[0, 0, 3e38, 0]], dtype=np.float32)
     with pytest.raises(NonFiniteScore, match="score of layer 0, block 2"):

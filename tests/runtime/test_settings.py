@@ -49,14 +49,15 @@ def test_d3_a_wrong_field_is_refused_with_its_path(tables: dict[str, Any], path:
     assert got in caught.value.got
 
 
-def test_d3_block_is_the_only_method_that_is_built() -> None:
-    """A method that nothing acts on is refused, not accepted in silence."""
-    expected = "$.selection.method: expected block, the only method that is built, got token"
-    for tables in ({}, {"source": {"kind": "copy", "allow_copy": True}}):
-        with pytest.raises(SettingsError) as caught:
-            Settings.of(log=LOG, selection={"method": "token"}, **tables)
-        assert str(caught.value) == expected
-    assert Settings.of(log=LOG, selection={"method": "block"}) == Settings.of(log=LOG)
+def test_d3_the_token_method_copies_and_no_other_method_exists() -> None:
+    assert Settings.of(log=LOG, selection={"method": "token"}, source={"kind": "copy", "allow_copy": True})
+    with pytest.raises(SettingsError) as caught:
+        Settings.of(log=LOG, selection={"method": "token"})
+    assert str(caught.value) == (
+        "$.source.kind: expected copy with the token method: it has no blocks to name, got source_only"
+    )
+    with pytest.raises(SettingsError, match=r"^\$\.selection\.method: .*'page'"):
+        Settings.of(log=LOG, selection={"method": "page"})
 
 
 def test_d5_copying_needs_an_explicit_copy_path() -> None:

@@ -3,7 +3,7 @@
 import pytest
 from tests.runtime.device_rig import DeviceRig
 
-from kvsweep.ledger.errors import Refused, UsageError
+from kvsweep.ledger.errors import Malformed, UsageError
 from kvsweep.ledger.ids import Operation, RequestKey
 from kvsweep.ledger.messages import Acknowledged, Done, ProcessStarted, RegisterSources
 
@@ -36,7 +36,7 @@ def test_a_command_that_cannot_be_written_raises_and_keeps_nothing() -> None:
     free = (rig.driver.pools.device.free, rig.driver.pools.cpu.free)
     with pytest.raises(UsageError, match="OpenRequest: "):
         rig.driver.open_request("\ud800")
-    with pytest.raises(Refused, match="logical: expected int32 block ids"):
+    with pytest.raises(Malformed, match=r"RegisterSources\.logical: expected whole int32 values, got 3 bytes"):
         rig.driver.handle(RegisterSources(request=key, logical=b"abc", source=b"\x14\0\0\0"))
     assert (rig.driver.pools.device.free, rig.driver.pools.cpu.free) == free
     assert rig.driver.read_only is None

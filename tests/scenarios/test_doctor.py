@@ -9,6 +9,7 @@ import pytest
 from tests.scenarios.command_line import Command, command_of
 
 import kvsweep
+from kvsweep.kernels.cuda.nvidia import why_no_device
 from kvsweep.kernels.table import why_not_native
 from kvsweep.scenarios import doctor as module
 from kvsweep.scenarios.doctor import examine
@@ -20,13 +21,14 @@ def kvsweep_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
 
 
 def test_j2_what_is_not_active_says_why(kvsweep_command: Command) -> None:
-    """J2: CUDA is no part of this version, native kernels are there or not, and it is said."""
+    """J2: a GPU and native kernels are there or not, and it is said."""
     answer = kvsweep_command("doctor", "--json")
     found = {one["part"]: one for one in answer.json}
     assert (found["kvsweep"]["active"], found["kvsweep"]["detail"]) == (True, kvsweep.__version__)
     assert found["torch"]["detail"] == metadata.version("torch")
-    assert not found["cuda device"]["active"]
-    assert "not part of this version" in found["cuda device"]["detail"]
+    no_device = why_no_device()
+    assert found["cuda device"]["active"] == (no_device is None)
+    assert no_device is None or found["cuda device"]["detail"] == f"{no_device}: the host device runs instead"
     missing = why_not_native()
     assert found["native kernels"]["active"] == (missing is None)
     assert found["native kernels"]["detail"].startswith(missing or "native (")

@@ -116,6 +116,12 @@ MakeWorld = Callable[..., World]
 
 
 @pytest.fixture
+def rounds() -> int:
+    """Of the random queues."""
+    return 60
+
+
+@pytest.fixture
 def make_world() -> MakeWorld:
     def make(
         layout: Layout | None = None,

@@ -75,7 +75,9 @@ def make_plan(world: Any, rng: np.random.Generator, number: int, row: int) -> Pl
 
 
 @pytest.mark.parametrize("seed", range(20260916, 20260940))
-def test_d8_a4_any_interleaving_of_streams_gives_the_bytes_of_a_plain_table(make_world: MakeWorld, seed: int) -> None:
+def test_d8_a4_any_interleaving_of_streams_gives_the_bytes_of_a_plain_table(
+    make_world: MakeWorld, rounds: int, seed: int
+) -> None:
     world = make_world(blocks=BLOCKS, sources=SOURCES, seed=seed, slot_blocks=1 + seed % 3)
     rng = np.random.default_rng(seed)
     table: dict[tuple[str, Area], bytes] = {}
@@ -109,7 +111,7 @@ def test_d8_a4_any_interleaving_of_streams_gives_the_bytes_of_a_plain_table(make
                     assert shown.tolist() == ids
                 assert done.table_updates == len(plan.table)
 
-    for number in range(1, 60):
+    for number in range(1, rounds):
         free_rows = sorted(set(range(8)) - {rows[one] for one in open_plans})
         plan = make_plan(world, rng, number, free_rows[0] if free_rows else 0)
         if free_rows and not any(plan.clashes(other) for other in open_plans.values()):

@@ -9,7 +9,7 @@ import pytest
 
 from kvsweep.ledger.errors import Busy, LayoutError
 from kvsweep.ledger.ids import Operation, RequestKey, Rows
-from kvsweep.ledger.messages import Acknowledge, Acknowledged, Gather, PublishKeepMap, Release
+from kvsweep.ledger.messages import Acknowledge, Acknowledged, Gather, PackTokens, PublishKeepMap, Release
 from kvsweep.transports.producer import HostProducer
 
 EPOCH = 3
@@ -55,6 +55,60 @@ def test_a2_a_gather_copies_the_rows_and_counts_bytes_and_destinations_apart(pro
     assert producer.cpu_destination_blocks == 3  # one CPU block covers every layer: 6, 7 and 9
     assert producer.memory.traffic.moved_bytes == producer.cpu_gather_bytes
     assert producer.poll() == []
+
+
+def pack(number: int, tokens: Ids, destination: Ids) -> PackTokens:
+    return PackTokens(operation=operation(number), tokens=Rows.of(tokens), destination=Rows.of(destination))
+
+
+def test_a2_d6_packed_tokens_stand_one_after_another_and_their_bytes_are_counted(producer: HostProducer) -> None:
+    """Blocks of 4 tokens: layer 0 packs five of them into two blocks, layer 3 one into one."""
+    before = {layer: producer.memory.typed(layer).view(np.uint32).copy() for layer in (0, 3)}
+    tokens: Ids = {0: [1, 2, 11, 20, 23], 3: [22]}
+    copies: Ids = {0: [9, 6], 3: [9]}
+    producer.perform([pack(1, tokens, copies)])
+    bytes_ = 0
+    for layer, places in tokens.items():
+        found = producer.memory.typed(layer).view(np.uint32)
+        for at in range(4 * len(copies[layer])):
+            place = found[copies[layer][at // 4], :, :, at % 4]
+            if at < len(places):
+                assert (place == before[layer][places[at] // 4, :, :, places[at] % 4]).all()
+                bytes_ += place.nbytes
+            else:
+                assert (place == 0).all()
+    assert producer.cpu_gather_bytes == producer.memory.traffic.moved_bytes == bytes_
+    assert producer.cpu_destination_blocks == 2
+    producer.perform([Acknowledge(operation=operation(1), generation=1)])
+    assert [word.cpu_gather_bytes for word in producer.poll()] == [bytes_]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "copies", "message"),
+    [
+        ({0: [24]}, {0: [6]}, r"tokens: expected places of full blocks in \[0, 24\), got 24 … 24"),
+        ({0: [-1]}, {0: [6]}, r"tokens: expected places of full blocks in \[0, 24\), got -1 … -1"),
+        ({0: [1]}, {0: [5]}, r"destination: expected copy destinations in \[6, 10\), got 5"),
+        (
+            {0: [1]},
+            {0: [6, 7]},
+            r"destination: expected blocks that the tokens of each layer fill, \{0: 1\}, got \{0: 2\}",
+        ),
+        (
+            {0: [1]},
+            {2: [6]},
+            r"destination: expected blocks that the tokens of each layer fill, \{0: 1\}, got \{2: 1\}",
+        ),
+        ({1: [1]}, {1: [6]}, r"tokens: expected rows of layers among \[0, 2, 3, 4\], got layers \[1\]"),
+    ],
+)
+def test_a_packing_that_does_not_fit_is_refused_and_nothing_is_written(
+    producer: HostProducer, tokens: Ids, copies: Ids, message: str
+) -> None:
+    before = [group.copy() for group in producer.memory.groups]
+    with pytest.raises(LayoutError, match=message):
+        producer.perform([pack(1, tokens, copies)])
+    assert all((group == old).all() for group, old in zip(producer.memory.groups, before, strict=True))
 
 
 def test_a1_source_only_gathers_nothing_and_says_so(producer: HostProducer) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kvsweep.kernels import Csr, reference
-from kvsweep.kernels.layout import BlockShape
+from kvsweep.kernels.layout import BlockShape, Packing
 
 PAGE = mmap.PAGESIZE
 PROT_NONE = 0
@@ -66,6 +66,21 @@ def test_tiles_end_at_the_edge(native: Any, rng: np.random.Generator, sizes: tup
         getattr(native, kernel)(blocks, shape, out)
         getattr(reference, kernel)(blocks, shape, expected)
         assert (out == expected).all()
+
+
+@pytest.mark.parametrize("packing", list(Packing))
+@pytest.mark.parametrize("count", [1, 31, 32, 33])
+def test_tokens_of_the_last_block_end_at_the_edge(
+    native: Any, rng: np.random.Generator, count: int, packing: Packing
+) -> None:
+    shape = BlockShape(2, 32, 32, "bfloat16")
+    pool = at_the_edge(rng.integers(0, 256, (1, 4, shape.block_bytes), dtype=np.uint8))
+    expected = pool.copy()
+    tokens, to = rng.permutation(64)[:count] + 64, [0, 1][: -(-count // 32)]
+    lists = [at_the_edge(np.array(each, dtype=np.int32)) for each in ([0], [0, count], tokens, to)]
+    native.pack_tokens(pool, *lists, shape, packing)
+    reference.pack_tokens(expected, *lists, shape, packing)
+    assert (pool == expected).all()
 
 
 @pytest.mark.parametrize("size", [1, 7, 15, 16, 17, 33, 500])

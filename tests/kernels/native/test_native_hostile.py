@@ -81,13 +81,28 @@ def unpack(draw: Draw) -> None:
         int(draw.rng.choice([32, 32, 64, 0, -32, 33, 2**20, 2**40])) if draw.rng.random() < 0.2 else 32 for _ in "bd"
     ]
     heads = draw.small() if draw.rng.random() < 0.2 else 1
-    count, size = draw.size(5), 4 * heads * sizes[0] * sizes[1]
+    count, size = draw.size(5), int(draw.rng.choice([2, 4])) * heads * sizes[0] * sizes[1]
     width = size if 0 <= size < 1 << 20 else 4096
     kernel = _native.unpack_vnni if draw.rng.random() < 0.5 else _native.pack_vnni
     order, parts = int(draw.rng.integers(-1, 3)), int(draw.rng.integers(0, 5))
     tokens, dims = sizes
     blocks, out = draw.bytes(count, width), draw.bytes(count, width)
     kernel(blocks, out, heads, tokens, dims, order, parts, draw.isa(), draw.small())
+
+
+def tokens(draw: Draw) -> None:
+    rows, count, blocks, size = draw.size(3), draw.size(12), draw.size(30), int(draw.rng.choice([1, 4, 32]))
+    dims, packed = int(draw.rng.choice([1, 32, 33, 0])), bool(draw.rng.integers(0, 2))
+    pool = draw.spoilt(np.zeros((3, max(blocks, 0), 4 * size * max(dims, 0)), dtype=np.uint8))
+    chosen = np.sort(draw.rng.permutation(4)[: max(rows, 0)]).astype(np.int32)
+    pointers = draw.row_ptr(rows, count)
+    wanted = draw.size()
+    if isinstance(pointers, np.ndarray) and draw.rng.random() < 0.8:
+        wanted = int((-(-np.diff(pointers.reshape(-1).astype(np.int64)) // size)).clip(0, 64).sum())
+    to = draw.ids(wanted, blocks)
+    _native.pack_tokens(
+        pool, chosen, pointers, draw.ids(count, blocks * size), to, 1, size, dims, 2, packed, draw.isa()
+    )
 
 
 def plan(draw: Draw) -> None:
@@ -129,7 +144,7 @@ def retain(draw: Draw) -> None:
         _native.retired_blocks(ids, draw.ids(kept, limit), limit, out, isa)
 
 
-@pytest.mark.parametrize("call", [gather, unpack, plan, select, retain])
+@pytest.mark.parametrize("call", [gather, unpack, tokens, plan, select, retain])
 @pytest.mark.parametrize("rounds", [500, pytest.param(20_000, marks=pytest.mark.full)])
 def test_hostile_calls_are_refused_or_return(call: Callable[[Draw], None], rounds: int) -> None:
     """Both outcomes occur: a run in which nothing was accepted, or nothing refused, would show nothing."""

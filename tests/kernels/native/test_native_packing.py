@@ -63,6 +63,29 @@ def test_parts_and_tokens_first(native: Any, rng: np.random.Generator, order: in
     assert (tiles[:, :, 1 - part] == 9).all()
 
 
+@pytest.mark.parametrize("dims", [32, 64, 96, 128, 160])
+@pytest.mark.parametrize("order", [0, 1])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_arrays_of_one_part_hold_its_tiles_one_after_another(
+    native: Any, rng: np.random.Generator, parts: int, order: int, dims: int
+) -> None:
+    """Engines with K and V in arrays of their own: the same elements as that half of a block of both."""
+    from kvsweep.kernels import _native
+
+    heads, tokens, count = 2, 32, 5
+    both = rng.integers(0, 256, (count, 4 * heads * tokens * dims), dtype=np.uint8)
+    isa = ("scalar", "avx2", "avx512").index(native.isa)
+    whole = np.zeros_like(both)
+    _native.unpack_vnni(both, whole, heads, tokens, dims, order, 3, isa, 1)
+    alone = np.ascontiguousarray(both.reshape(count, heads, 2, -1)[:, :, parts - 1]).reshape(count, -1)
+    out = np.full_like(alone, 9)
+    _native.unpack_vnni(alone, out, heads, tokens, dims, order, parts, isa, 1)
+    assert (out == whole.reshape(count, 2, -1)[:, parts - 1]).all()
+    back = np.full_like(alone, 9)
+    _native.pack_vnni(out, back, heads, tokens, dims, order, parts, isa, 1)
+    assert (back == alone).all()
+
+
 SHAPE = BlockShape(1, 32, 32, "bfloat16")
 
 

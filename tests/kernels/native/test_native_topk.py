@@ -21,12 +21,14 @@ def scores_of(rng: np.random.Generator, kind: str, rows: int, n: int) -> np.ndar
         "rising": lambda: np.broadcast_to(np.arange(n), (rows, n)),
         # One good score in each 32: a sample that takes every 32nd score sees only those, or none of them.
         "periodic": lambda: np.where(np.arange(n) % 32 == rng.integers(0, 2), 100.0, rng.random((rows, n))),
+        # Scores that differ in their last bits only beside one far away: the leading digits tell hardly any apart.
+        "needle": lambda: np.where(np.arange(n) == n // 3, 3e38, 1.0 + rng.random((rows, n)) * 1e-3),
         "clustered": lambda: np.where(np.arange(n) < n // 50, 1000.0, 0.0) + rng.random((rows, n)),
     }
     return np.ascontiguousarray(values[kind](), dtype=np.float32)
 
 
-KINDS = ["normal", "ties", "constant", "zeros", "tiny", "wide", "rising", "periodic", "clustered"]
+KINDS = ["normal", "ties", "constant", "zeros", "tiny", "wide", "rising", "periodic", "needle", "clustered"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
