@@ -17,7 +17,7 @@ from kvsweep.runtime.decide_retain import retain_digest
 from kvsweep.runtime.decide_upload import CannotPlan, selection_digest
 from kvsweep.runtime.settings import Settings
 from kvsweep.runtime.steps import HandedOut, OpenSteps
-from kvsweep.runtime.well_formed import check_message
+from kvsweep.runtime.well_formed import check_message, expect_key
 
 Message: TypeAlias = Command | Report
 
@@ -252,6 +252,7 @@ class Core:
         """Hand out each request's current generation and tail; committed generations only."""
         handed, lost = {}, self._state.pool.lost
         for key in requests:
+            expect_key("begin_step", key)
             request = self._state.request(key)
             if request is None or request.life != "RUNNING":
                 state = request.describe() if request else "no such request"

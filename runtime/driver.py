@@ -55,6 +55,7 @@ from kvsweep.runtime.outbox import Outbox
 from kvsweep.runtime.recovery import Folded, pools_of, recovered
 from kvsweep.runtime.settings import Settings
 from kvsweep.runtime.steps import HandedOut
+from kvsweep.runtime.well_formed import expect_key
 from kvsweep.runtime.world import World as World
 from kvsweep.transports.handshake import Capabilities, differences
 from kvsweep.transports.pools import Pools
@@ -288,6 +289,7 @@ class Driver:
 
     def residency(self, request: RequestKey) -> Residency:
         """What the request has on the device now. Raises Refused for an unknown life."""
+        expect_key("residency", request)
         known = self.state.request(request)
         if known is None:
             raise Refused(request, "residency", "no such request", ("OpenRequest",))

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 from msgspec import Struct
 
 from kvsweep.ledger.errors import LayoutError, Malformed
-from kvsweep.ledger.ids import Rows
+from kvsweep.ledger.ids import RequestKey, Rows
 from kvsweep.ledger.messages import Command, Report
 
 MESSAGES: tuple[type[Struct], ...] = (*get_args(Command), *get_args(Report))
@@ -25,6 +25,13 @@ def check_message(message: object) -> None:
     if not isinstance(message, MESSAGES):
         raise Malformed("message", "a command or a report", type(message).__name__)
     _check_struct(type(message).__name__, message)
+
+
+def expect_key(what: str, key: object) -> None:
+    """Raise Malformed unless the argument of `what` is the key of a life, whole."""
+    if not isinstance(key, RequestKey):
+        _wrong(f"{what}.request", RequestKey.__name__, key)
+    _check_struct(f"{what}.request", key)
 
 
 def _check_struct(path: str, value: Struct) -> None:

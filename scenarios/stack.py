@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 import numpy as np
@@ -19,13 +19,15 @@ from kvsweep.runtime.coordinator import Coordinator
 from kvsweep.runtime.driver import Driver, World
 from kvsweep.runtime.rank_server import serve_rank
 from kvsweep.runtime.settings import Settings
-from kvsweep.scenarios.engine.model import ModelConfig
 from kvsweep.transports.blocks import BlockMemory
 from kvsweep.transports.handshake import capabilities
 from kvsweep.transports.host import HostDevice
 from kvsweep.transports.links import Chaos, RankLink, in_process_link
 from kvsweep.transports.producer import HostProducer, Producer
 from kvsweep.transports.rank import RankWorker
+
+if TYPE_CHECKING:
+    from kvsweep.scenarios.engine.model import ModelConfig  # loads torch
 
 SPARE_BLOCKS = 16
 TIGHT_TAIL_BLOCKS = 4

@@ -120,6 +120,14 @@ class Acks(Breaks):
         """The next event of the ledger."""
         self.position += 1
         self._judge(event)
+        self._take(event)
+
+    def remember(self, event: Event) -> None:
+        """The next event of a history of which nobody knows what arrived."""
+        self.position += 1
+        self._take(event)
+
+    def _take(self, event: Event) -> None:
         match event:
             case e.RunConfigured():
                 self._ranks, self._producer = dict(event.ranks), event.producer_epoch

@@ -1,5 +1,7 @@
 """All checkers as one, fed in the right order."""
 
+from collections.abc import Iterable
+
 from kvsweep.ledger.event_base import Event
 from kvsweep.scenarios.checkers.acks import Acks
 from kvsweep.scenarios.checkers.breaks import Break
@@ -21,6 +23,13 @@ class Checks:
     def read_bytes(self, memory: Memory, truth: Truth) -> None:
         """From now on `look` reads for every open step and current view."""
         self.contents = Contents(self.ownership, memory, truth)
+
+    def remember(self, history: Iterable[Event]) -> None:
+        """Events of an earlier process: what arrived then, what its pools gave and what its steps read is not known."""
+        for event in history:
+            self.ownership.see(event)
+            self.acks.remember(event)
+        self.conservation.begin()
 
     def see(self, event: Event) -> None:
         """The next event of the ledger."""

@@ -24,6 +24,11 @@ class Conservation(Breaks):
         self._out: set[DeviceBlock] = set()
         self._cpu_out: set[int] = set()
 
+    def begin(self) -> None:
+        """What is held now is out of the pools, whoever gave it."""
+        self._out = set(self._ownership.relation.device_blocks)
+        self._cpu_out = set(self._ownership.relation.cpu_blocks)
+
     def gave(self, answer: Reserved) -> None:
         """The pools answered a reservation."""
         for group, blocks in enumerate(answer.device or ()):

@@ -1,12 +1,11 @@
 """The production driver with every checker plugged in: what goes in, what is recorded, what is handed out is told."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.messages import Acknowledged, Done, Turn
 from kvsweep.ledger.store import LogStore
-from kvsweep.runtime.clock import Clock
 from kvsweep.runtime.core import Message
 from kvsweep.runtime.driver import Driver, World
 from kvsweep.runtime.settings import Settings
@@ -19,11 +18,10 @@ from kvsweep.transports.pools import Pools
 class CheckedDriver(Driver):
     """Use it as `Driver`. `checks` has what was found; give it memory with `checks.read_bytes` to check contents."""
 
-    def __init__(
-        self, settings: Settings, log: LogStore, pools: Pools, *, clock: Callable[[], float], deadlines: Clock
-    ) -> None:
-        super().__init__(settings, log, pools, clock=clock, deadlines=deadlines)
+    def __init__(self, settings: Settings, log: LogStore, pools: Pools, **options: Any) -> None:
+        super().__init__(settings, log, pools, **options)
         self.checks = Checks()
+        self.checks.remember(record.event for record in log.read())
         self.pools = WatchedPools(pools, self.checks.conservation)
         self.watch(self.checks.see)
 

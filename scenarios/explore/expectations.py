@@ -3,16 +3,32 @@
 from typing import TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kvsweep.ledger.event_base import RankEpochs
 from kvsweep.ledger.ids import HOLE, int32_view
+from kvsweep.ledger.messages import MoveBlocks, StoreBlocks
+from kvsweep.ledger.ownership import Holder, HolderKind
 from kvsweep.ledger.state import RequestState
 from kvsweep.scenarios.explore.contents import UNCONFIRMED, label, say
 from kvsweep.scenarios.explore.coordinator import Cells, Coordinator
 from kvsweep.scenarios.explore.rank import Rank
+from kvsweep.transports.device import DeviceWork
+
+KINDS: tuple[HolderKind, ...] = ("dst", "src")
 
 Cell: TypeAlias = tuple[int, int, int]
 """(layer, block, label)."""
+
+
+class Leased(Struct, frozen=True, array_like=True):
+    """What is held for one operation that a rank has not said its last word on."""
+
+    operation_id: int
+    rank: int
+    areas: frozenset[tuple[int, int]]  # (layer, block)
+    cpu: frozenset[int]
+    rows: tuple[int, ...]
 
 
 class Expected(Struct, frozen=True, array_like=True):
@@ -23,7 +39,7 @@ class Expected(Struct, frozen=True, array_like=True):
     views: tuple[Cells, ...]  # current ones: a step may begin on them at any moment
     device: tuple[Cell, ...]  # tails and shared prefixes
     cpu: tuple[Cell, ...]  # valid CPU blocks, on every rank whatever its process
-    under_way: tuple[tuple[int, int], ...]  # (operation id, rank): copies whose areas are still held
+    under_way: tuple["Leased", ...]
 
 
 def expected(coordinator: Coordinator) -> Expected:
@@ -41,7 +57,8 @@ def expected(coordinator: Coordinator) -> Expected:
                 cpu += [(layer, block, label(world, request.key, logical)) for layer in range(world.layers)]
         for opened in (*request.open_operations(), *request.settling):
             said = dict(opened.outcomes)
-            under_way += [(opened.operation.operation_id, rank) for rank, _ in opened.ranks if rank not in said]
+            leased = _leased(coordinator, request, opened.operation.operation_id)
+            under_way += [replace(leased, rank=rank) for rank, _ in opened.ranks if rank not in said]
     for prefix in state.pool.prefixes:
         for layer in world.layout.layers:
             content = 1 + prefix.logical  # only a text that requests share is published
@@ -53,7 +70,19 @@ def expected(coordinator: Coordinator) -> Expected:
         views=tuple(views),
         device=tuple(sorted(set(device))),
         cpu=tuple(sorted(set(cpu))),
-        under_way=tuple(sorted(under_way)),
+        under_way=tuple(under_way),
+    )
+
+
+def _leased(coordinator: Coordinator, request: RequestState, number: int) -> Leased:
+    holders = coordinator.state.ownership.holders(request.key)
+    held = [holders[Holder(kind, number)] for kind in KINDS if Holder(kind, number) in holders]
+    return Leased(
+        operation_id=number,
+        rank=0,
+        areas=frozenset((layer, block) for one in held for layer, ids in one.areas.items() for block in ids.tolist()),
+        cpu=frozenset(block for one in held for block in int32_view(one.sources).tolist()),
+        rows=tuple(row for one in held for row in one.rows),
     )
 
 
@@ -89,12 +118,9 @@ def broken(promise: Expected, rank: Rank) -> tuple[str, ...]:
                 f"a valid CPU block has its bytes on every rank: rank {rank.number}, layer {layer}, CPU block {block}: "
                 f"expected {say(content)}, found {say(got)}"
             )
-    for number in rank.device.queued:
-        if (number, rank.number) not in promise.under_way:
-            found.append(
-                f"what a copy may still touch is held: rank {rank.number} has operation {number} under way, "
-                f"and nothing is held for it"
-            )
+    leases = {one.operation_id: one for one in promise.under_way if one.rank == rank.number}
+    for number, (work, _) in rank.device.queued.items():
+        found += _not_held(rank, work, leases.get(number))
     return tuple(found)
 
 
@@ -120,4 +146,23 @@ def _wrong(rank: Rank, cells: tuple[Cell, ...], reader: str) -> list[str]:
                 f"a reader finds what it was handed: rank {rank.number}, layer {layer}, block {block}: {reader} "
                 f"expects {say(content)}, finds {say(got)}"
             )
+    return found
+
+
+def _not_held(rank: Rank, work: DeviceWork, lease: Leased | None) -> list[str]:
+    """What a copy may still write, its row and the CPU blocks that it reads are held for its operation."""
+    what = f"what a copy may still touch is held: rank {rank.number} has operation {work.operation.operation_id} under way"
+    if lease is None:
+        return [f"{what}, and nothing is held for it"]
+    sources = {(layer, block) for layer, ids in work.source.items() for block in ids.tolist()}
+    targets = {(layer, block) for layer, ids in work.destination.items() for block in ids.tolist()}
+    areas, cpu = targets, sources
+    if isinstance(work, StoreBlocks):
+        areas, cpu = sources, targets
+    elif isinstance(work, MoveBlocks):
+        cpu = set()
+    found = [f"{what}: area (layer, block) {area} is not held for it" for area in sorted(areas - lease.areas)]
+    found += [f"{what}: CPU block {block} is not held for it" for block in sorted({b for _, b in cpu} - lease.cpu)]
+    if not isinstance(work, StoreBlocks) and work.row not in lease.rows:
+        found.append(f"{what}: row {work.row} is not held for it")
     return found

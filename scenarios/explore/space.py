@@ -225,17 +225,19 @@ class Space:
         except FAULTS as error:
             return Next(action, number, 0, progress, (f"nothing raises: {type(error).__name__}: {error}",))
         found: list[str] = []
+        noted = turn is not None and turn.outcome in ("ignored", "repeated", "refused")
         if turn is not None:
-            self.reached.update(situations.of_turn(before, turn, after, step_ended=honest and len(after.reads) < len(before.reads)))
+            ended = len(after.reads) < len(before.reads)
+            self.reached.update(situations.of_turn(before, turn, after, step_ended=ended))
             if honest and turn.outcome == "refused":
                 found.append(f"an honest word is no error: {turn.refusal}")
-            if self.exact and turn.outcome in ("ignored", "repeated", "refused"):
-                return None
+        if noted and self.exact and not found:
+            return None  # it only counts up
         known = self._known(after)
-        if turn is not None and turn.outcome in ("ignored", "repeated", "refused") and known != number:
-            found.append(f"what is {turn.outcome} changes nothing")
-        if known == number and not pokes and not found:
-            return None
+        if noted and known != number:
+            found.append(f"what is {turn.outcome if turn else ''} changes nothing")
+        if known == number and not found and (noted or not pokes):
+            return None  # blocks that a refused plan gives back were free before
         poke = self._pokes.setdefault(pokes, len(self._pokes_of))
         if poke == len(self._pokes_of):
             self._pokes_of.append(pokes)

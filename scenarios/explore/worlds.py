@@ -35,9 +35,9 @@ def one(*calls: Ask, blocks: int = 5) -> tuple[Asker, ...]:
 
 
 W0: Final[Want] = ((0, 1), (1, 2))
-W1: Final[Want] = ((1, 3), (2, 0))
-W2: Final[Want] = ((3, 0), (0, 4))
-THREE: Final[tuple[Want, ...]] = (((0, 1), (1, 2), (2, 3)), ((1, 4), (2, 0), (3, 1)))
+W1: Final[Want] = ((1, 3), (1, 0))  # the layers keep different slots
+W2: Final[Want] = ((3, 0), (1, 4))
+THREE: Final[tuple[Want, ...]] = (((0, 1), (1, 2), (2, 3)), ((1, 4), (1, 0), (2, 3)))
 
 WORLDS: Final[tuple[World, ...]] = (
     World(
@@ -154,11 +154,11 @@ WORLDS: Final[tuple[World, ...]] = (
         title="Two requests share a block, each drops it, and the cache gives it up, in any order",
         askers=(
             Asker(name="a", blocks=0, calls=(
-                until("tail", 1), until("seal", 1), until("publish", 1), select((0,), (0,)), retain((), ()),
+                until("tail", 1), until("seal", 1), until("publish", 1), retain((0,), (0,)), retain((), ()),
             )),
-            Asker(name="b", blocks=0, calls=(until("attach", 1), select((0,), (0,)), until("evict", 1))),
+            Asker(name="b", blocks=0, calls=(until("attach", 1), retain((0,), (0,)), until("evict", 1))),
         ),
-        faults=Faults(finishes=1, aborts=1), steps=1, blocks=3, shared_text=1,
+        faults=Faults(finishes=1), steps=1, blocks=3, shared_text=1,
         sometimes=(), states=0,
     ),
     World(

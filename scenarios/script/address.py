@@ -29,11 +29,11 @@ Number: TypeAlias = Annotated[int, Meta(ge=0, le=1_000_000)]
 class Moment(Part, frozen=True, kw_only=True):
     """The `occurrence`-th event of this kind that fits, counted from the beginning of the run."""
 
-    event: str  # as in `EVENTS`
-    request: str | None = None
-    rank: Number | None = None
-    operation: Number | None = None  # operation number: the run counts its operations from 1
-    occurrence: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+    event: str  # name of the fact
+    request: str | None = None  # of this request; "@pool" for facts of the pool
+    rank: Number | None = None  # that names this rank
+    operation: Number | None = None  # that names this operation; they are counted from 1
+    occurrence: Annotated[int, Meta(ge=1, le=1_000_000)] = 1  # which of those that fit
 
     def fits(self, event: Event) -> bool:
         """Whether the event is of this kind, request, rank and operation."""
@@ -54,9 +54,9 @@ class Message(Part, frozen=True, kw_only=True):
     To the producer: gather, publish_keep_map, acknowledge. From the producer: acknowledged.
     """
 
-    message: MessageName
-    rank: Number | None = None
-    request: str | None = None
-    lane: LaneName | None = None
-    operation: Number | None = None
-    occurrence: Number = 1
+    message: MessageName  # what it is
+    rank: Number | None = None  # on this rank's link
+    request: str | None = None  # that speaks of this request
+    lane: LaneName | None = None  # upload, retain or store: of an operation in this lane
+    operation: Number | None = None  # that speaks of this operation; they are counted from 1
+    occurrence: Number = 1  # which of those that fit; 0: every one

@@ -8,15 +8,16 @@ from collections.abc import Callable
 import numpy as np
 
 from kvsweep.ledger import events as e
-from kvsweep.ledger.errors import Aborted, PoolExhausted
+from kvsweep.ledger.errors import Aborted, PoolExhausted, SettingsError
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import HOLE, RequestKey, Rows, int32_bytes, int32_view
+from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.memory import MemoryLog
 from kvsweep.ledger.messages import ProcessLost, RegisterSources, Turn
 from kvsweep.ledger.state import RequestState
 from kvsweep.scenarios.checkers.content import HostMemory
 from kvsweep.scenarios.checkers.driver import CheckedDriver
-from kvsweep.scenarios.script.content import SyntheticKv, rank_part, tag_of
+from kvsweep.scenarios.script.content import MadeUpKv, SyntheticKv, rank_part, tag_of
 from kvsweep.scenarios.script.format import Script
 from kvsweep.scenarios.script.front import Front
 from kvsweep.scenarios.script.mischief import Mischief
@@ -40,7 +41,7 @@ class Cluster:
         self.layout = world.layout()
         self.chance = random.Random(seed)
         self.timeline = Timeline()
-        self.kv_of = SyntheticKv(self.layout)
+        self.kv_of = kv_of(script, self.layout)
         self.dead: set[int] = set()
         self.tags: Callable[[RequestKey, int], int] = lambda key, logical: tag_of(key)
         self.wires: list[Wire] = []
@@ -174,6 +175,17 @@ class Cluster:
                 RegisterSources(request=key, logical=int32_bytes(np.arange(blocks)), source=int32_bytes(ids))
             )
         )
+
+
+def kv_of(script: Script, layout: Layout) -> MadeUpKv:
+    """What the world's KV is made of. Raises SettingsError where it needs a model and torch is not installed."""
+    if script.world.kv == "synthetic":
+        return SyntheticKv(layout)
+    try:
+        from kvsweep.scenarios.script.model_kv import ModelKv
+    except ImportError as error:
+        raise SettingsError("$.world.kv", "synthetic, or the package's extra 'demo'", f"model ({error})") from error
+    return ModelKv(layout, script.seed)
 
 
 def expect_room(turn: Turn) -> None:

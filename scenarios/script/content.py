@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from kvsweep.ledger.layout import Layout
 
 KV = npt.NDArray[np.float32]
 TAGS = 1 << 20
+BLOCKS_KEPT = 65536
 
 
 def tag_of(key: RequestKey) -> int:
@@ -20,8 +22,8 @@ def tag_of(key: RequestKey) -> int:
     return zlib.crc32(f"{key.request_id}/{key.request_epoch}".encode()) % TAGS
 
 
-class SyntheticKv:
-    """K and V are a function of (life, layer, head, token); each of the four shows in the bytes."""
+class MadeUpKv(ABC):
+    """What every token of a life has in every layer. Blocks are made once."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -32,8 +34,25 @@ class SyntheticKv:
         one = self.layout.layers[layer]
         return 2, one.kv_heads, self.layout.block_size, one.head_dim
 
+    @abstractmethod
     def tokens(self, tag: int, layer: int, first: int, count: int) -> tuple[KV, KV]:
         """K and V, float32 [kv_heads, count, head_dim], of tokens from `first` on."""
+
+    def block(self, tag: int, layer: int, logical: int) -> KV:
+        """float32 [2 (K, V), kv_heads, block_size, head_dim] of one whole block, all heads."""
+        known = self._blocks.get((tag, layer, logical))
+        if known is None:
+            size = self.layout.block_size
+            known = self._blocks[tag, layer, logical] = np.stack(self.tokens(tag, layer, logical * size, size))
+            if len(self._blocks) > BLOCKS_KEPT:
+                del self._blocks[next(iter(self._blocks))]
+        return known
+
+
+class SyntheticKv(MadeUpKv):
+    """K and V are a function of (life, layer, head, token); each of the four shows in the bytes."""
+
+    def tokens(self, tag: int, layer: int, first: int, count: int) -> tuple[KV, KV]:
         one = self.layout.layers[layer]
         k = np.empty((one.kv_heads, count, one.head_dim), dtype=np.float32)
         v = np.empty_like(k)
@@ -42,16 +61,6 @@ class SyntheticKv:
         k[..., 0], k[..., 1] = tag, token
         v[..., 0], v[..., 1] = layer * 16 + head, -1.0 - token
         return k, v
-
-    def block(self, tag: int, layer: int, logical: int) -> KV:
-        """float32 [2 (K, V), kv_heads, block_size, head_dim] of one whole block, all heads."""
-        known = self._blocks.get((tag, layer, logical))
-        if known is None:
-            size = self.layout.block_size
-            known = self._blocks[tag, layer, logical] = np.stack(self.tokens(tag, layer, logical * size, size))
-            if len(self._blocks) > 65536:
-                del self._blocks[next(iter(self._blocks))]
-        return known
 
 
 def rank_part(blocks: KV, layout: Layout, layer: int, rank: int, ranks: int) -> npt.NDArray[Any]:

@@ -81,7 +81,7 @@ class WrongOwner(_Fault, frozen=True, kw_only=True):
 class Crash(_Fault, frozen=True, kw_only=True):
     """A rank's process ends: before it sends or gets a message, which is lost then, or after an event.
 
-    rank     of the process; None: the producer, which always comes back at once
+    rank     of the process; without it: the producer, which always comes back at once
     noticed  false: nobody learns of it before it comes back or a deadline passes
     restart  turns until a new process of it begins, or "never" (TOML has no null)
     """

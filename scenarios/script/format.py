@@ -45,8 +45,8 @@ class Script(Part, frozen=True, kw_only=True):
     title: Annotated[str, Meta(min_length=1, max_length=200)]
     about: str = ""
     shows: tuple[str, ...] = ()
-    seed: Count = SEED
-    world: World = World()
-    step: Annotated[tuple[Step, ...], Meta(max_length=MAX_STEPS)] = ()
-    fault: Annotated[tuple[Fault, ...], Meta(max_length=MAX_FAULTS)] = ()
-    expect: Expect = Expect()
+    seed: Annotated[int, Meta(ge=0, le=2**62)] = SEED  # of links, devices and choices
+    world: World = World()  # what there is
+    step: Annotated[tuple[Step, ...], Meta(max_length=MAX_STEPS)] = ()  # what is done, in order
+    fault: Annotated[tuple[Fault, ...], Meta(max_length=MAX_FAULTS)] = ()  # what goes wrong
+    expect: Expect = Expect()  # what must be seen

@@ -20,6 +20,8 @@ from kvsweep.scenarios.script.laws import FIGURES, LAW_NAMES, VERDICTS
 from kvsweep.scenarios.script.situations import SITUATIONS
 
 MAX_BYTES: Final = 1 << 20
+"""Of a file."""
+MAX_WORLD_BYTES: Final = 1 << 30
 LIBRARY: Final = Path(__file__).parents[1] / "library"
 ASKS: Final = (s.Upload, s.Retain, s.Round)
 LASTING: Final = get_args(s.Lasting)
@@ -85,6 +87,9 @@ def _faults_of(script: Script) -> Found:
     except LayoutError as error:
         yield f"$.world.{error.argument}", error.expected, error.got
         return
+    if script.world.bytes > MAX_WORLD_BYTES:
+        yield "$.world", f"at most {MAX_WORLD_BYTES} bytes of KV and staging", f"{script.world.bytes}"
+        return
     if script.world.source == "copy" and not script.world.cpu_copy_blocks:
         yield "$.world.cpu_copy_blocks", "at least 1 where the source is copy", "0"
     if script.world.union and script.world.tables == "layer":
@@ -116,6 +121,8 @@ def _steps(script: Script) -> Found:
             if request not in opened:
                 yield f"{path}.{field}", f"a request that an earlier step opens, of {sorted(opened)}", repr(request)
         yield from _layers(path, step, script.world.layout().active_layers)
+        if isinstance(step, s.Wait | s.Await) and step.refused:
+            yield f"{path}.refused", "nothing: waiting is never refused", repr(step.refused)
         if isinstance(step, s.BeginStep):
             if step.name in reading:
                 yield f"{path}.name", "a name that no open serving step has", repr(step.name)

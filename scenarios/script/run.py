@@ -10,7 +10,7 @@ import anyio.abc
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger import laws
-from kvsweep.ledger.errors import KvsweepError, LogError, NotSettled
+from kvsweep.ledger.errors import LogError, NotSettled
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.messages import EvictPrefix, Finish
 from kvsweep.ledger.replay import Ledger
@@ -46,6 +46,7 @@ class _Run:
         self._counts: dict[str, int] = {}
         self._verdicts: dict[str, int] = {}
         self._checked = 0  # facts that the laws were checked after
+        self._read: object = None  # activity that the readers have read after
 
     async def play(self) -> Verdict:
         self.cluster = Cluster(self.script, self.seed, "memory:" if self.ledger is None else f"sqlite:{self.ledger}")
@@ -58,10 +59,10 @@ class _Run:
             async with self.cluster.stack, anyio.create_task_group() as tasks:
                 await self._script(tasks)
                 tasks.cancel_scope.cancel()
-        except* NotSettled as group:
-            self._break(DRAINS, str(group.exceptions[0]))
-        except* (KvsweepError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError) as group:
-            self._break(NO_ERROR, _leaf(group))
+        except ExceptionGroup as group:
+            error = _leaf(group)
+            law = DRAINS if isinstance(error, NotSettled) else NO_ERROR
+            self._break(law, f"{type(error).__name__}{_raised_in(error)}: {error}")
         return self._verdict()
 
     def _configured(self) -> list[Event]:
@@ -122,15 +123,16 @@ class _Run:
 
     def _look(self) -> None:
         """After each turn in which something moved: the readers read, the laws hold."""
-        activity = self.driver.events
-        if activity != self._checked:
-            self._checked = activity
+        if self.driver.events != self._checked:
+            self._checked = self.driver.events
             for broken in laws.check(self.driver.state):
                 name, _, detail = broken.partition(": ")
                 self._break(name, detail)
+            self._found()
+        if self.cluster.activity != self._read:
+            self._read = self.cluster.activity
             for wrong in self.steps.readers.wrong():
                 self._break(BYTES, wrong)
-            self._found()
 
     def _found(self) -> None:
         """What the independent checkers have found."""
@@ -210,13 +212,16 @@ class _Run:
 _NAMES: Final = {kind: name for name, kind in EVENTS.items()}
 
 
-def _leaf(group: BaseExceptionGroup[BaseException]) -> str:
-    """The first error inside, and where it was raised."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+def _leaf(group: BaseException) -> BaseException:
+    """The first error inside."""
+    while isinstance(group, BaseExceptionGroup):
+        group = group.exceptions[0]
+    return group
+
+
+def _raised_in(error: BaseException) -> str:
+    """Name of the function that raised it."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    where = f" in {trace.tb_frame.f_code.co_name}" if trace is not None else ""
-    return f"{type(error).__name__}{where}: {error}"
+    return f" in {trace.tb_frame.f_code.co_name}" if trace is not None else ""

@@ -100,10 +100,11 @@ class Select(_Step, frozen=True, kw_only=True):
 class Upload(_Lasting, frozen=True, kw_only=True):
     """Bring what the selection lacks to the device.
 
-    want, tail  logical blocks; want None: the last choice of the request
-    key         idempotency key; "" makes a new one
-    revision    selection revision; None is the next one
-    whole       whole blocks that the selection speaks of; None: all that the CPU holds
+    want      logical blocks; without it: the last choice of the request
+    tail      other candidates, best first; a shared table is padded with them
+    key       idempotency key; without it: a new one
+    revision  selection revision; without it: the next one
+    whole     whole blocks that the selection speaks of; without it: all that the CPU holds
     """
 
     request: str = "a"
@@ -117,7 +118,7 @@ class Upload(_Lasting, frozen=True, kw_only=True):
 class Retain(_Lasting, frozen=True, kw_only=True):
     """Keep these logical blocks where they are resident, and adopt those that stand clean in the tail.
 
-    keep          None: the blocks of the last upload or choice
+    keep          logical blocks; without it: those of the last upload or choice
     slots         slots of the current view, instead of `keep`
     map_revision  added to the current map revision
     """

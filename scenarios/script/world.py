@@ -24,8 +24,8 @@ class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
 class Group(Part, frozen=True, kw_only=True):
     """One KV-cache group: layers that share one allocation. Layers are numbered group after group."""
 
-    kind: Literal["full", "sliding"] = "full"
-    layers: Annotated[int, Meta(ge=1, le=256)] = 2
+    kind: Literal["full", "sliding"] = "full"  # full layers are selected; a sliding one sees a window
+    layers: Annotated[int, Meta(ge=1, le=256)] = 2  # of the model, in this group
     window: Count = 0  # tokens that a sliding layer sees; 0 for full layers
     blocks: Count = 0  # device blocks of this group; 0: as many as `device_blocks` says
 
@@ -41,22 +41,22 @@ class Links(Part, frozen=True, kw_only=True):
 class World(Part, frozen=True, kw_only=True):
     """Sizes that a run starts with. Virtual time counts in turns; a turn is a millisecond."""
 
-    ranks: Annotated[int, Meta(ge=1, le=8)] = 2
+    ranks: Annotated[int, Meta(ge=1, le=8)] = 2  # each holds one KV head
     block_size: Annotated[int, Meta(ge=1, le=1024)] = 4  # tokens
-    groups: Annotated[tuple[Group, ...], Meta(min_length=1, max_length=16)] = (Group(),)
+    groups: Annotated[tuple[Group, ...], Meta(min_length=1, max_length=16)] = (Group(),)  # one full group of two layers
     device_blocks: Positive = 32  # of each group
     cpu_blocks: Positive = 64  # K: blocks of full KV
     cpu_copy_blocks: Count = 0  # N − K: destinations of CPU copies
-    source: Literal["source_only", "copy"] = "source_only"
+    source: Literal["source_only", "copy"] = "source_only"  # name CPU blocks, or gather copies of them first
     tables: Literal["layer", "group"] = "layer"  # whether each layer reads a table of its own, or one serves a group
     union: bool = False  # group tables: keep the union of the layers' slots, labelled as another attention
     rows: Annotated[int, Meta(ge=2, le=8)] = 3  # table rows of a request
-    open_steps: Positive = 64
+    open_steps: Positive = 64  # serving steps at a time
     deadline: Positive = 500  # turns until an operation is aborted
     staging_slots: Annotated[int, Meta(ge=1, le=64)] = 2  # of a rank
     staging_blocks: Positive = 64  # blocks that a slot holds
     kv: Literal["synthetic", "model"] = "synthetic"  # a function of (request, layer, token), or of a small seeded model
-    links: Links = Links()
+    links: Links = Links()  # of the ranks
 
     def layout(self) -> Layout:
         """The ledger's layout. Raises LayoutError naming the field."""
@@ -76,6 +76,14 @@ class World(Part, frozen=True, kw_only=True):
         return Layout.of(
             model_hash=f"scenario/{self.kv}", dtype="float32", block_size=self.block_size, layers=tuple(layers)
         )
+
+    @property
+    def bytes(self) -> int:
+        """Memory of a run: KV on the devices and the CPU, and staging."""
+        layers, block = sum(group.layers for group in self.groups), 2 * self.ranks * self.block_size * HEAD_DIM * 4
+        device = sum(group.layers * (group.blocks or self.device_blocks) for group in self.groups)
+        cpu = layers * (self.cpu_blocks + self.cpu_copy_blocks)
+        return block * (device + cpu + self.ranks * self.staging_slots * self.staging_blocks)
 
     def pools(self, layout: Layout) -> DriverWorld:
         """What the driver is opened with."""

@@ -27,7 +27,8 @@ def simulate(
     as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
 ) -> None:
     """Random worlds, workloads and faults under virtual time: do all laws hold, and does everything drain?"""
-    from kvsweep.scenarios.simulate.sweep import ENOUGH_SEEDS, sweep
+    from kvsweep.scenarios.simulate.sweep import sweep
+    from kvsweep.scenarios.simulate.workers import WorkerFailed
 
     console = Console(stderr=True)
     if not as_json:
@@ -39,6 +40,9 @@ def simulate(
             found = sweep(
                 range(start, start + seeds), jobs=jobs, out=out, watch=lambda done: bar.update(task, completed=done)
             )
+    except WorkerFailed as error:
+        typer.echo(f"kvsweep: {' '.join(str(error).split())}", err=True)
+        raise typer.Exit(DATA_FAULT) from error
     except OSError as error:
         typer.echo(f"kvsweep: --out: expected a folder to write to, got {str(out)!r} ({error.strerror})", err=True)
         raise typer.Exit(DATA_FAULT) from error
@@ -46,28 +50,28 @@ def simulate(
         typer.echo(msgspec.json.encode(found))
     else:
         Console().print(_table(found))
-    if found.first_failure is not None:
-        typer.echo(
-            f"kvsweep: seed {found.first_failure.seed} fails, {found.failures} of {seeds} in all: "
-            f"{' '.join(found.first_failure.broken[0].split())}",
-            err=True,
-        )
-    elif not found.passed:
-        typer.echo(
-            f"kvsweep: none of {seeds} seeds (from {ENOUGH_SEEDS} on, all must be seen) reached: "
-            f"{', '.join(found.missing)}",
-            err=True,
-        )
+    if not found.passed:
+        typer.echo(f"kvsweep: {_wrong(found)}", err=True)
     if not as_json:
         typer.echo(f"repeat: {_repeat(found)}")
     if not found.passed:
         raise typer.Exit(DATA_FAULT)
 
 
+def _wrong(found: SweepResult) -> str:
+    failure = found.first_failure
+    if failure is None:
+        return f"none of {found.seeds:,} seeds reached: {', '.join(found.missing)}"
+    return " ".join(
+        f"{found.failures:,} of {found.seeds:,} seeds fail, the first is {failure.seed}: {failure.broken[0]} "
+        f"(shrunk to {failure.scenario}: {failure.steps} steps, {failure.faults} faults; {_repeat(found)})".split()
+    )
+
+
 def _repeat(found: SweepResult) -> str:
-    """The command that shows the same again; after a failure, the shortest one."""
+    """The command that shows the same again; after a failure, the seed alone."""
     if found.first_failure is not None:
-        return f"kvsweep scenario run {found.first_failure.scenario}"
+        return f"kvsweep simulate --seeds 1 --start {found.first_failure.seed}"
     return f"kvsweep simulate --seeds {found.seeds} --start {found.start}"
 
 

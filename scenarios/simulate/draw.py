@@ -16,9 +16,11 @@ FEWEST_STEPS, MOST_STEPS, MOST_FAULTS, MOST_REQUESTS = 5, 60, 8, 6
 def random_script(seed: int) -> Script:
     """A scenario in the format of files: world, steps and faults are drawn from the seed and from nothing else."""
     random = Random(seed)
-    requests = random.choices(range(1, MOST_REQUESTS + 1), (4, 6, 4, 2, 1, 1))[0]
+    requests = random.choices(range(1, MOST_REQUESTS + 1), (6, 6, 3, 1, 1, 1))[0]
     world = random_world(random, requests)
-    steps = Workload(random, world, requests=requests).steps(random.randint(FEWEST_STEPS, MOST_STEPS))
+    steps = Workload(random, world, requests=requests).steps(
+        round(random.triangular(FEWEST_STEPS, MOST_STEPS, MOST_STEPS))
+    )
     opened = tuple(sorted({step.request for step in steps if isinstance(step, s.Open)}))
     faults = Mishaps(random, world, opened).faults(random.randint(0, MOST_FAULTS))
     return Script(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 
 from msgspec import Struct
@@ -14,14 +12,14 @@ from msgspec.structs import replace
 from kvsweep.scenarios.script.format import Script
 from kvsweep.scenarios.script.load import dump
 from kvsweep.scenarios.simulate.draw import random_script
-from kvsweep.scenarios.simulate.judge import Judged, judge_twice, law_of
-from kvsweep.scenarios.simulate.shrink import shrink
+from kvsweep.scenarios.simulate.judge import judge_twice, law_of
+from kvsweep.scenarios.simulate.shrink import TRIES, shrink
 from kvsweep.scenarios.simulate.situations import SOMETIMES
+from kvsweep.scenarios.simulate.workers import judged
 
 ENOUGH_SEEDS = 2000
 """From this many seeds on, every situation must have been reached by one of them."""
 FAILED_KEPT = 64
-CHUNK = 8
 
 
 class Failure(Struct, frozen=True, kw_only=True):
@@ -80,13 +78,13 @@ def sweep(
     situations = dict.fromkeys(SOMETIMES, 0)
     failed: list[int] = []
     events = failures = 0
-    for done, judged in enumerate(_judged(seeds, jobs), 1):
-        events += judged.events
-        for name in judged.situations:
+    for done, one in enumerate(judged(seeds, jobs), 1):
+        events += one.events
+        for name in one.situations:
             situations[name] += 1
-        if judged.broken:
+        if one.broken:
             failures += 1
-            failed = sorted([*failed, judged.seed])[:FAILED_KEPT]
+            failed = sorted([*failed, one.seed])[:FAILED_KEPT]
         watch(done)
     seconds = time.perf_counter() - started
     return SweepResult(
@@ -105,7 +103,7 @@ def sweep(
     )
 
 
-def explain(seed: int, out: Path | None) -> Failure:
+def explain(seed: int, out: Path | None, *, tries: int = TRIES) -> Failure:
     """Shrink the scenario of a seed that fails and write it beside. Raises OSError."""
     script = random_script(seed)
     broken = judge_twice(script).broken
@@ -114,7 +112,7 @@ def explain(seed: int, out: Path | None) -> Failure:
     def fails(smaller: Script) -> bool:
         return bool(laws & {law_of(one) for one in judge_twice(smaller).broken})
 
-    small, tries = shrink(script, fails)
+    small, tries = shrink(script, fails, tries=tries)
     path = (out or Path()) / f"seed-{seed}.toml"
     path.parent.mkdir(parents=True, exist_ok=True)
     found = replace(small, title=f"Failure of seed {seed}", about="; ".join(broken[:3]))
@@ -122,16 +120,3 @@ def explain(seed: int, out: Path | None) -> Failure:
     return Failure(
         seed=seed, broken=broken, scenario=str(path), steps=len(small.step), faults=len(small.fault), tries=tries
     )
-
-
-def _judged(seeds: range, jobs: int) -> Iterator[Judged]:
-    if jobs == 1:
-        yield from map(_judge, seeds)
-        return
-    # A fresh interpreter each: a fork would copy the threads of a progress bar half-way through something.
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(_judge, seeds, chunksize=CHUNK)
-
-
-def _judge(seed: int) -> Judged:
-    return judge_twice(random_script(seed))

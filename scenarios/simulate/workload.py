@@ -8,6 +8,7 @@ from random import Random
 
 from msgspec.structs import replace
 
+from kvsweep.ledger.event_base import LaneName
 from kvsweep.scenarios.script import steps as s
 from kvsweep.scenarios.script.world import World
 from kvsweep.scenarios.simulate.worlds import LENGTHS, LONGEST
@@ -85,7 +86,7 @@ class Workload:
             (4, self._preempt),
             (40 if preempted else 1, self._resume),
             (3, self._finish),
-            (4, self._abort),
+            (1, self._abort),
             (4, self._retry),
             (5, self._share),
             (2, self._evict),
@@ -101,18 +102,24 @@ class Workload:
                 return made
 
     def _open(self, request: _Request) -> list[s.Step]:
-        request.life, request.blocks, request.asked = "running", self._random.choice(LENGTHS), []
+        """Whole blocks of its own, or none at first and those of a shared prefix."""
+        request.life, request.asked = "running", []
+        shares = self._random.random() < 0.25
+        request.blocks = 0 if shares else self._random.choice(LENGTHS)
         name, wait = self._lasting("open", 0.8)
         opened = s.Open(
             request=request.name,
             blocks=request.blocks,
-            tokens=self._part(),
-            registered=self._random.random() < 0.4,
+            tokens=0 if shares else self._part(),
+            registered=self._random.random() < 0.55,
             name=name,
             wait=wait,
         )
-        if request.blocks and self._random.random() < 0.4:
-            return [opened, s.Attach(request=request.name, blocks=self._random.randint(1, request.blocks))]
+        if shares:
+            request.blocks = self._random.randint(1, LONGEST)
+            return [opened, s.Attach(request=request.name, blocks=request.blocks)]
+        if request.blocks and not opened.registered and self._random.random() < 0.4:
+            return [opened, s.Publish(request=request.name, blocks=self._random.randint(1, request.blocks))]
         return [opened]
 
     def _part(self) -> int:
@@ -150,10 +157,10 @@ class Workload:
         return [
             s.Select(
                 request=request.name,
-                budget=self._random.choice((0.25, 0.5, 1.0)),
+                budget=self._random.choice((0.3, 0.5, 0.5, 0.7, 1.0)),
                 sink=self._random.randint(0, 1),
-                recent=self._random.randint(0, 2),
-                shared=self._random.random() < 0.3,
+                recent=self._random.choice((0, 0, 0, 1, 2)),
+                shared=self._random.random() < 0.2,
             )
         ]
 
@@ -162,7 +169,7 @@ class Workload:
             return []
         name, wait = self._lasting("round", 0.75)
         request.asked.append(name)
-        if self._random.random() < 0.5:
+        if self._random.random() < 0.7:
             return [*self._choose(request), s.Round(request=request.name, name=name, wait=wait)]
         return [s.Round(request=request.name, want=self._blocks(request), name=name, wait=wait)]
 
@@ -171,9 +178,27 @@ class Workload:
             return []
         name, wait = self._lasting("upload", 0.5)
         request.asked.append(name)
-        chosen = self._choose(request) if self._random.random() < 0.3 else []
+        chosen = self._choose(request) if self._random.random() < 0.6 else []
         want = None if chosen else self._blocks(request)
-        return [*chosen, s.Upload(request=request.name, want=want, name=name, wait=wait)]
+        tail = self._rest(request, want) if want is not None and self._world.tables == "group" else ()
+        upload = s.Upload(request=request.name, want=want, tail=tail, name=name, wait=wait)
+        return [*chosen, upload, *self._given_up(request, "upload", wait)]
+
+    def _given_up(self, request: _Request, lane: LaneName, wait: bool) -> list[s.Step]:
+        """An operation that the script does not wait for may be aborted while it is under way."""
+        if wait or self._random.random() < 0.75:
+            return []
+        pause = [s.Wait(turns=self._random.randint(1, 6))] if self._random.random() < 0.5 else []
+        return [*pause, s.Abort(request=request.name, lane=lane)]
+
+    def _rest(self, request: _Request, want: s.ByLayer) -> s.ByLayer:
+        """Some of the blocks that are not wanted, in any order: what one table for all layers may be padded with."""
+        rows = {}
+        for layer in self._active:
+            wanted = want[layer] if isinstance(want, dict) else want
+            rest = [block for block in range(request.blocks) if block not in wanted]
+            rows[layer] = tuple(self._random.sample(rest, self._random.randint(0, len(rest))))
+        return rows
 
     def _retain(self) -> list[s.Step]:
         if (request := self._one("running")) is None:
@@ -182,17 +207,16 @@ class Workload:
         request.asked.append(name)
         pack = self._random.random() < 0.25
         keep = self._blocks(request) if not pack and self._random.random() < 0.5 else None
-        return [
-            s.Retain(
-                request=request.name,
-                keep=keep,
-                adopt=not pack and self._random.random() < 0.8,
-                pack=pack,
-                map_revision=self._random.choice((0,) * 12 + (-1, 1)),
-                name=name,
-                wait=wait,
-            )
-        ]
+        retain = s.Retain(
+            request=request.name,
+            keep=keep,
+            adopt=not pack and self._random.random() < 0.8,
+            pack=pack,
+            map_revision=self._random.choice((0,) * 12 + (-1, 1)),
+            name=name,
+            wait=wait,
+        )
+        return [retain, *self._given_up(request, "retain", wait)]
 
     def _begin(self) -> list[s.Step]:
         if len(self._reading) >= OPEN_AT_ONCE or (request := self._one("running")) is None:
@@ -233,6 +257,9 @@ class Workload:
 
     def _asked(self) -> str | None:
         asked = [name for request in self._requests for name in request.asked[-3:]]
+        under_way = [name for name in asked if name in self._waiting]
+        if under_way and self._random.random() < 0.6:
+            return self._random.choice(under_way)
         return self._random.choice(asked) if asked else None
 
     def _retry(self) -> list[s.Step]:
@@ -293,4 +320,9 @@ class Workload:
             return [s.RestartProducer()]
         opened = [request.name for request in self._requests if request.life in ("running", "preempted")]
         again: list[s.Step] = [s.Register(request=name) for name in opened]
-        return [s.RestartProducer(register=False), *(self._next() if self._random.random() < 0.5 else []), *again]
+        meanwhile = self._next() if self._random.random() < 0.5 else []
+        asking = self._one("running")
+        if asking is not None and self._random.random() < 0.5:
+            whole = asking.blocks  # as it was: the choice was made before anybody noticed
+            meanwhile.append(s.Upload(request=asking.name, want=self._blocks(asking), whole=whole))
+        return [s.RestartProducer(register=False), *meanwhile, *again]

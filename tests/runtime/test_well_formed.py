@@ -146,3 +146,21 @@ def test_the_field_is_named_with_what_was_expected_and_what_came(message: Any, s
     with pytest.raises(Malformed) as error:
         check_message(message)
     assert str(error.value) == said
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("a", "request: expected RequestKey, got str"),
+        (RequestKey("a", None), "request.request_epoch: expected int, got NoneType"),
+    ],  # type: ignore[arg-type]
+)
+def test_steps_and_residency_name_a_life_by_its_key(key: Any, said: str) -> None:
+    rig = DeviceRig()
+    rig.open()
+    with pytest.raises(Malformed) as step:
+        rig.driver.begin_step([key])
+    assert str(step.value) == f"begin_step.{said}"
+    with pytest.raises(Malformed) as residency:
+        rig.driver.residency(key)
+    assert str(residency.value) == f"residency.{said}"

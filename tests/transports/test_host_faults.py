@@ -34,6 +34,29 @@ def test_a_failed_copy_fails_its_operation_and_no_other(world: Any) -> None:
         world.device.table(done[1].operation.request, 0, 1, 0)
 
 
+def test_a_copy_that_fails_half_way_has_moved_what_came_before(world: Any) -> None:
+    """Chunks of two blocks: the first is staged and unpacked, the second is not; no table row is written."""
+    before = world.device_bytes(0, 4)
+    world.device.faults.fail_after[1] = 2
+    world.device.queue(world.transfer(1, {0: [4, 5, 6]}, {0: [2, 3, 4]}))
+    while world.device.queued:
+        world.device.advance(1)
+    (done,) = world.device.poll()
+    assert (done.outcome, done.reason) == ("failed", "InjectedFault: operation 1 was told to fail")
+    assert done.h2d_bytes > 0
+    assert done.table_updates == 0
+    assert world.device_bytes(0, 4) == before
+    assert world.device.tables.shown(done.operation.request, 0) is None
+
+
+def test_a_row_shows_what_stands_there_whatever_generation_is_asked_for(world: Any) -> None:
+    world.device.queue(world.transfer(1, {0: [4]}, {0: [2]}))
+    world.device.advance()
+    (done,) = world.device.poll()
+    generation, table = world.device.tables.shown(done.operation.request, 0)
+    assert (generation, table.row(0).tolist()) == (1, [2])
+
+
 def test_an_error_inside_a_kernel_is_a_failed_completion_with_the_bytes_that_did_move(world: Any) -> None:
     world.device.memory.groups[2].flags.writeable = False
     world.device.queue(world.transfer(1, {0: [4], 3: [5]}, {0: [2], 3: [2]}))

@@ -20,6 +20,8 @@ from kvsweep.runtime.selection import select_blocks
 from kvsweep.runtime.settings import Settings
 from kvsweep.runtime.steps import OpenSteps
 from kvsweep.runtime.upload_plan import adoptable, keep_slots
+from kvsweep.scenarios.checkers.checks import Checks
+from kvsweep.scenarios.checkers.conservation import WatchedPools
 from kvsweep.scenarios.checkers.content import HostMemory, pattern
 from kvsweep.scenarios.checkers.driver import CheckedDriver
 from kvsweep.scenarios.stack import Stack
@@ -125,6 +127,26 @@ async def test_a_run_passes_every_checker_and_drains() -> None:
         assert r.details() == []
         assert r.checks.ownership.position == r.driver.events
         assert r.checks.ownership.relation.all_holders == ()
+
+
+@pytest.mark.anyio
+async def test_checks_that_begin_in_the_middle_take_the_history_for_granted() -> None:
+    """A second set of checkers hears the ledger so far, and then what the first one hears."""
+    async with rig() as r:
+        keys = await rounds(r)
+        await r.kv.until(lambda: r.driver.idle)  # nothing is on its way back to a pool
+        later = Checks()
+        later.remember(record.event for record in r.driver.log.read())
+        assert later.broken == []
+        assert later.ownership.relation.all_holders == r.checks.ownership.relation.all_holders
+        r.driver.watch(later.ownership.see)
+        r.driver.pools = WatchedPools(r.driver.pools, later.conservation)
+        for key in keys:
+            r.kv.finish(key)
+        await r.kv.settled()
+        later.at_rest(r.driver.pools)
+        assert later.broken == []
+        assert later.ownership.position == r.driver.events
 
 
 @pytest.mark.anyio

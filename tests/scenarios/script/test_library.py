@@ -1,5 +1,8 @@
 """Every scenario that ships passes, twice alike, reads back from what it is written as, and stays short."""
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,3 +90,22 @@ def test_scenarios_are_built_in_code_too() -> None:
     script = Script(title="nothing at all")
     assert run_script(script).passed
     assert dump(script) == 'title = "nothing at all"\n'
+
+
+def test_the_example_of_the_page_runs() -> None:
+    page = (Path(__file__).parents[3] / "docs/scenarios.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    verdict = run_script(parse(example))
+    assert verdict.passed, why(verdict)
+
+
+def test_a_scenario_needs_no_model_and_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from kvsweep.scenarios.script.load import LIBRARY, load_script\n"
+        "from kvsweep.scenarios.script.run import run_script\n"
+        "verdict = run_script(load_script(LIBRARY / 'one_word_twice.toml'))\n"
+        "print(verdict.passed, 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "True False\n"

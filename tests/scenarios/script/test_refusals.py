@@ -92,6 +92,10 @@ def refusal(text: str) -> str:
             "$.step[1].name: expected a name, so that a step that does not wait can be waited for, got ''",
         ),
         (
+            '[[step]]\ndo = "wait"\nrefused = "x"',
+            "$.step[0].refused: expected nothing: waiting is never refused, got 'x'",
+        ),
+        (
             f'{OPEN}[[step]]\ndo = "end_step"',
             "$.step[1].of: expected an open serving step, of [], got 'step'",
         ),
@@ -101,6 +105,10 @@ def refusal(text: str) -> str:
         (
             "[world]\nsource = 'copy'",
             "$.world.cpu_copy_blocks: expected at least 1 where the source is copy, got 0",
+        ),
+        (
+            "[world]\nblock_size = 1024\ndevice_blocks = 100000\ncpu_blocks = 1\nstaging_blocks = 1",
+            "$.world: expected at most 1073741824 bytes of KV and staging, got 6553796608",
         ),
         (
             "[world]\nunion = true",
