@@ -121,6 +121,7 @@ class Stack:
 
     connect  makes (coordinator's end, rank's end) of a rank's link; without it: in this process, with the chaos
     front    stands between the coordinator and the producer
+    producer one that has lived on while the coordinator was started anew
     """
 
     def __init__(
@@ -130,13 +131,14 @@ class Stack:
         chaos: Chaos | None = None,
         connect: Callable[[int], tuple[RankLink, RankLink]] | None = None,
         front: Callable[[HostProducer], Producer] = lambda producer: producer,
+        producer: HostProducer | None = None,
     ) -> None:
         pool = driver.state.pool
         if pool.run is None:
             raise LookupError("the driver is not configured")
         self.driver, self.chaos, self._connect = driver, chaos, connect
         count = len(pool.ranks)
-        self.producer = HostProducer(
+        self.producer = producer or HostProducer(
             pool.layout,
             full_blocks=pool.run.cpu_full_blocks,
             total_blocks=pool.run.cpu_total_blocks,
