@@ -11,7 +11,7 @@ from anyio.abc import TaskGroup
 from msgspec.structs import replace
 
 from kvsweep.ledger import events as e
-from kvsweep.ledger.errors import Aborted, PoolExhausted, SettingsError
+from kvsweep.ledger.errors import Aborted, LogError, PoolExhausted, SettingsError
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import HOLE, RequestKey, Rows, int32_bytes, int32_view
 from kvsweep.ledger.layout import Layout
@@ -61,6 +61,9 @@ class Cluster:
         self.memory = HostMemory({}, {})
         self._settings = world.settings(seed, ledger)
         self._log = MemoryLog(max_events=MAX_EVENTS) if ledger == "memory:" else open_store(self._settings)
+        if self._log.durable():
+            self._log.close()
+            raise LogError(f"{ledger}: expected a new ledger, found one with events; give another path")
         self._watchers: list[Callable[[Event], None]] = []
         self._restarted: list[Callable[[], None]] = []
         self._producer: HostProducer | None = None
