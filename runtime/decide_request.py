@@ -85,7 +85,7 @@ def _check_named(state: State, request: RequestState, command: RegisterSources) 
         refuse(f"source: expected {logical.size} blocks, one for each logical block, got {source.size}")
     stale = int32_view(blocks_of(request.stale))
     for key in state.ownership.held:
-        taken = np.setdiff1d(np.intersect1d(source, state.ownership.sources(key)), stale if key == request.key else [])
+        taken = np.setdiff1d(np.intersect1d(source, state.ownership.sources(key)), stale)  # a shared one may be both
         if taken.size:
             refuse(f"source: CPU block {int(taken[0])} is held for {key.request_id}")
 

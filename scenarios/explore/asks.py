@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kvsweep.ledger.ids import HOLE, Logical, RequestKey, Rows, int32_bytes, int32_view
+from kvsweep.ledger.ids import HOLE, Logical, RequestKey, Rows, int32_bytes, int32_view, no_rows
 from kvsweep.ledger.messages import (
     AttachPrefix,
     BlockSelection,
@@ -31,7 +31,7 @@ def message_of(coordinator: Coordinator, name: str, ask: Ask) -> Command | None:
         case "retain" | "pack":
             rows = _rows(ask.want)
             if ask.do == "pack":
-                rows = request.view.logical if request.view else Rows.of(dict.fromkeys(layout.active_layers, []))
+                rows = request.view.logical if request.view else no_rows(layout.active_layers)
             keep = keep_slots(request, rows)
             resident = request.view.logical.as_lists() if request.view else {}
             adopt: Rows[Logical] = Rows.of(
@@ -106,7 +106,11 @@ def _selection(coordinator: Coordinator, request: RequestState, want: Want) -> B
 def first_registration(coordinator: Coordinator, name: str, blocks: int) -> RegisterSources:
     """The producer's blocks of a new life: free CPU blocks, highest first, so that none has its own number."""
     free = coordinator.pools.cpu.full
-    taken = {int(block) for holders in coordinator.state.ownership.held for block in coordinator.state.ownership.sources(holders)}
+    taken = {
+        int(block)
+        for holders in coordinator.state.ownership.held
+        for block in coordinator.state.ownership.sources(holders)
+    }
     ids = [block for block in range(free.blocks) if block not in taken][:blocks]
     return RegisterSources(
         request=coordinator.request(name).key,

@@ -19,6 +19,7 @@ from kvsweep.ledger.messages import (
     PublishKeepMap,
     Release,
     Reserve,
+    SealTail,
     StoreBlocks,
     Transfer,
     Turn,
@@ -29,7 +30,7 @@ from kvsweep.runtime.settings import Settings
 from kvsweep.scenarios.explore.contents import NOTHING, UNCONFIRMED, label
 from kvsweep.scenarios.explore.digest import unordered
 from kvsweep.scenarios.explore.rank import CopyCpu, Poke, Write, freed
-from kvsweep.scenarios.explore.world import FIRST_EPOCHS, FIRST_PRODUCER_EPOCH, World
+from kvsweep.scenarios.explore.world import BLOCK_TOKENS, FIRST_EPOCHS, FIRST_PRODUCER_EPOCH, World
 from kvsweep.transports.pools import CpuPool, DevicePools, FreeList, Pools
 
 SENT = (Transfer, MoveBlocks, StoreBlocks, Cancel)
@@ -127,6 +128,7 @@ class Coordinator:
     def handles(self, message: Message) -> tuple["Coordinator", Turn, tuple[Poke, ...]]:
         """One message through the one door, pools asked as the driver asks them; then the turn's effects."""
         twin = self.fork()
+        written = self._confirmed(message) if isinstance(message, SealTail) else []
         turn = twin.core.handle(message)
         while turn.outcome == "reserve":
             (ask,) = turn.effects
@@ -134,13 +136,13 @@ class Coordinator:
                 raise TypeError(f"expected Reserve, got {type(ask).__name__}")
             twin.pools = _forked(twin.pools)
             turn = twin.core.handle(twin.pools.reserve(ask))
-        return twin._took(turn)
+        return twin._took(turn, written)
 
     def ends_step(self, number: int) -> tuple["Coordinator", Turn, tuple[Poke, ...]]:
         twin = self.fork()
         turn = twin.core.end_step(number)
         del twin.reads[number]
-        return twin._took(turn)
+        return twin._took(turn, [])
 
     def begins_step(self, keys: tuple[RequestKey, ...]) -> "Coordinator":
         """Raises Refused where the core does."""
@@ -174,9 +176,8 @@ class Coordinator:
 
     # ---- effects
 
-    def _took(self, turn: Turn) -> tuple["Coordinator", Turn, tuple[Poke, ...]]:
+    def _took(self, turn: Turn, pokes: list[Poke]) -> tuple["Coordinator", Turn, tuple[Poke, ...]]:
         self.core.adopt(turn)
-        pokes: list[Poke] = []
         for event in turn.events:
             pokes += self._written(event)
         for effect in turn.effects:
@@ -218,13 +219,6 @@ class Coordinator:
                 areas = int32_view(event.physical_by_group).tolist()
                 text = label(world, event.request, event.logical) | UNCONFIRMED
                 return [Write("device", layer.layer, areas[layer.group], text) for layer in layers]
-            case e.TailSealed():
-                text = label(world, event.request, event.logical)
-                block = next(b for b in self._tail(event.request) if b.logical == event.logical)
-                return [
-                    Write("device", layer.layer, block.physical[layer.group], text, over=text | UNCONFIRMED)
-                    for layer in layers
-                ]
             case e.SourcesRegistered():
                 pairs = zip(int32_view(event.logical).tolist(), int32_view(event.source).tolist(), strict=True)
                 return [
@@ -237,8 +231,17 @@ class Coordinator:
                 return [Write("cpu", layer.layer, block, NOTHING) for block in blocks for layer in layers]
         return []
 
-    def _tail(self, key: RequestKey) -> tuple[Any, ...]:
-        return self.state.requests[key.request_id].tail
+    def _confirmed(self, message: SealTail) -> list[Poke]:
+        """Decoding has ended in the blocks that the loop says are confirmed, whatever the core makes of it."""
+        pokes: list[Poke] = []
+        for block in self.state.requests[message.request.request_id].tail:
+            if block.phase == "open" and (block.logical + 1) * BLOCK_TOKENS <= message.confirmed_tokens:
+                text = label(self.world, message.request, block.logical)
+                pokes += [
+                    Write("device", layer.layer, block.physical[layer.group], text, over=text | UNCONFIRMED)
+                    for layer in self.world.layout.layers
+                ]
+        return pokes
 
 
 def _forked(pools: Pools) -> Pools:
@@ -258,8 +261,7 @@ def _forked_list(pool: FreeList) -> FreeList:
 
 
 def uncounted(state: State) -> State:
-    """The state with every `seq` at 0. Only the check that numbers are dense reads them, and what they number is new."""
+    """The state with every `seq` at 0: it only counts, and nothing but the check that it is dense reads it."""
     pool = replace(state.pool, seq=0, run=None)
     requests = {name: replace(request, seq=0) for name, request in state.requests.items()}
     return replace(state, pool=pool, requests=requests)
-

@@ -48,9 +48,7 @@ def expected(coordinator: Coordinator) -> Expected:
     for request in state.requests.values():
         if request.view is not None:
             cells = coordinator.cells_of(request.key, request.view.logical, request.view.physical)
-            views.append(
-                Cells(request.key, request.view.row, request.current, request.view.physical, tuple(cells))
-            )
+            views.append(Cells(request.key, request.view.row, request.current, request.view.physical, tuple(cells)))
         device += _tail_cells(coordinator, request)
         for logical, block in enumerate(int32_view(request.source).tolist()):
             if block != HOLE:
@@ -151,7 +149,9 @@ def _wrong(rank: Rank, cells: tuple[Cell, ...], reader: str) -> list[str]:
 
 def _not_held(rank: Rank, work: DeviceWork, lease: Leased | None) -> list[str]:
     """What a copy may still write, its row and the CPU blocks that it reads are held for its operation."""
-    what = f"what a copy may still touch is held: rank {rank.number} has operation {work.operation.operation_id} under way"
+    what = (
+        f"what a copy may still touch is held: rank {rank.number} has operation {work.operation.operation_id} under way"
+    )
     if lease is None:
         return [f"{what}, and nothing is held for it"]
     sources = {(layer, block) for layer, ids in work.source.items() for block in ids.tolist()}

@@ -1,4 +1,4 @@
-"""Breadth first through a world: every state once, every law in each, and the shortest way to the first that is broken."""
+"""Breadth first through a world: every state once, every law in each, and the shortest way to a broken one."""
 
 from array import array
 from collections.abc import Callable
@@ -27,7 +27,11 @@ class Found(Struct, frozen=True, kw_only=True):
 
 
 def explore(
-    world: World, *, limit: int | None = None, watch: Callable[[int], None] = lambda states: None, space: Space | None = None
+    world: World,
+    *,
+    limit: int | None = None,
+    watch: Callable[[int], None] = lambda states: None,
+    space: Space | None = None,
 ) -> Found:
     """Search the whole world, or up to `limit` states; `watch` is told how many there are so far."""
     return Search(world, limit, watch, space or Space(world)).run()

@@ -89,7 +89,9 @@ def _of_event(before: Coordinator, state: State, event: Event) -> Iterator[str]:
 
 def _phases(request: RequestState | None) -> Iterator[str]:
     if request is not None:
-        yield from (f"{lane} {request.lane(lane).phase}" for lane in ("upload", "retain", "store") if request.lane(lane).open)
+        yield from (
+            f"{lane} {request.lane(lane).phase}" for lane in ("upload", "retain", "store") if request.lane(lane).open
+        )
         if request.settling:
             yield "settling"
 

@@ -6,6 +6,7 @@ is remembered: a million states need some ten thousand turns of the core.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -13,8 +14,8 @@ from msgspec.structs import replace
 
 from kvsweep.ledger import laws
 from kvsweep.ledger.errors import KvsweepError
-from kvsweep.ledger.ids import Operation, int32_view
-from kvsweep.ledger.messages import Acknowledged, Effect, ProcessLost, ProcessStarted, RankWork, Turn
+from kvsweep.ledger.ids import int32_view
+from kvsweep.ledger.messages import Acknowledged, Effect, ProcessLost, ProcessStarted, RankWork
 from kvsweep.scenarios.explore import situations
 from kvsweep.scenarios.explore.coordinator import SENT, Coordinator
 from kvsweep.scenarios.explore.digest import Parts
@@ -180,9 +181,7 @@ class Space:
 
     def _commands(self, sent: frozenset[Effect]) -> tuple[tuple[RankWork, ...], ...]:
         works = sorted((work for work in sent if isinstance(work, SENT)), key=repr)
-        return tuple(
-            tuple(work for work in works if rank in dict(work.ranks)) for rank in range(self.world.ranks)
-        )
+        return tuple(tuple(work for work in works if rank in dict(work.ranks)) for rank in range(self.world.ranks))
 
     def _lawless(self, coordinator: Coordinator) -> list[str]:
         found = laws.check(coordinator.state)
@@ -198,7 +197,11 @@ class Space:
         """Words that no rank said change nothing."""
         found = []
         for message in forged_words(coordinator) if self.world.forged and not self.exact else ():
-            after, turn, _ = coordinator.handles(message)
+            try:
+                after, turn, _ = coordinator.handles(message)
+            except FAULTS as error:
+                found.append(f"nothing raises: {type(error).__name__}: {error}")
+                continue
             if turn.outcome not in ("refused", "ignored") or self.coordinators.number(after) != number:
                 found.append(f"a word that no rank said changes nothing: {message} was {turn.outcome}")
         return found
@@ -244,60 +247,55 @@ class Space:
         return Next(action, known, poke, progress, tuple(found))
 
     def _word_moves(self, number: int, rank: int) -> tuple[Next, ...]:
-        """Every word that this rank ever said may arrive, now or again; and so may the producer's."""
+        """Every word that this rank ever said may arrive, now or again."""
         found = self._words.get((number, rank))
         if found is None:
-            before, said = self.coordinators[number], self.ranks[rank].said
-            changes = []
-            for word in sorted(said, key=repr):
+            before, changes = self.coordinators[number], []
+            for word in sorted(self.ranks[rank].said, key=repr):
                 action = f"{word.outcome} of #{word.operation.operation_id} arrives from rank {word.rank}"
-                changes.append(
-                    self._turn(number, word, action, lambda word=word: before.handles(word), progress=True, honest=True)  # type: ignore[misc]
-                )
+                changes.append(self._honest(number, word, action, partial(before.handles, word)))
             found = self._words[number, rank] = tuple(change for change in changes if change is not None)
         return found
 
     def _heard(self, number: int, rank: int) -> tuple[Next, ...]:
         """The coordinator hears of a process that it does not know, or of the end of the one before."""
-        part, before = self.ranks[rank], self.coordinators[number]
         found = self._learns.get((number, rank))
         if found is None:
+            part, before = self.ranks[rank], self.coordinators[number]
             pool, changes = before.state.pool, []
             known = pool.process_epoch(part.number)
             if known is not None and known < part.process_epoch:
                 started = ProcessStarted(process_epoch=part.process_epoch, rank=part.number)
-                changes.append(
-                    self._turn(number, started, f"rank {part.number} is heard to have started again",
-                               lambda: before.handles(started), progress=True, honest=True)
-                )  # fmt: skip
+                action = f"rank {part.number} is heard to have started again"
+                changes.append(self._honest(number, started, action, partial(before.handles, started)))
                 if self.world.faults.losses_seen and part.number not in pool.lost:
                     lost = ProcessLost(rank=part.number, process_epoch=known)
-                    changes.append(
-                        self._turn(number, lost, f"rank {part.number} is heard to have ended",
-                                   lambda: before.handles(lost), progress=True, honest=True)
-                    )  # fmt: skip
+                    action = f"rank {part.number} is heard to have ended"
+                    changes.append(self._honest(number, lost, action, partial(before.handles, lost)))
             found = self._learns[number, rank] = tuple(change for change in changes if change is not None)
         return found
 
     def _loop_moves(self, number: int, spent: int) -> tuple[tuple[Next, int], ...]:
+        """The producer's words, now or again, and all that the loop and the producer may do."""
         found = self._loop.get((number, spent))
         if found is None:
             before, changes = self.coordinators[number], []
             for operation, epoch in sorted(before.acks, key=repr):
-                change = self._turn(number, (operation, epoch), f"the producer acknowledges #{operation.operation_id}",
-                                    self._acknowledges(before, operation, epoch), progress=True, honest=True)  # fmt: skip
+                word = Acknowledged(operation=operation, process_epoch=epoch)
+                action = f"the producer acknowledges #{operation.operation_id}"
+                change = self._honest(number, word, action, partial(before.handles, word))
                 if change is not None:
                     changes.append((change, spent))
             for move in moves(before, self._spent_of[spent]):
-                change = self._turn(number, (move.action, move.which), move.action, move.take, progress=move.progress, honest=move.progress)
+                what = move.action, move.which
+                change = self._turn(number, what, move.action, move.take, progress=move.progress, honest=move.progress)
                 if change is not None:
                     changes.append((change, self._number_of(move.spent)))
             found = self._loop[number, spent] = tuple(changes)
         return found
 
-    @staticmethod
-    def _acknowledges(before: Coordinator, operation: Operation, epoch: int) -> Callable[[], Done]:
-        return lambda: before.handles(Acknowledged(operation=operation, process_epoch=epoch))
+    def _honest(self, number: int, what: object, action: str, take: Callable[[], Done]) -> Next | None:
+        return self._turn(number, what, action, take, progress=True, honest=True)
 
     def _number_of(self, spent: Spent) -> int:
         number = self._spent.setdefault(spent, len(self._spent_of))

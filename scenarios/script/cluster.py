@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from kvsweep.ledger import events as e
 from kvsweep.ledger.errors import Aborted, LogError, PoolExhausted, SettingsError
 from kvsweep.ledger.event_base import Event
-from kvsweep.ledger.ids import HOLE, RequestKey, Rows, int32_bytes, int32_view
+from kvsweep.ledger.ids import HOLE, Int32, RequestKey, Rows, int32_bytes, int32_view
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.memory import MemoryLog
 from kvsweep.ledger.messages import ProcessLost, RegisterSources, Turn
@@ -200,8 +200,14 @@ class Cluster:
         self.stack.restart_rank(rank)
 
     def restart_producer(self, *, register: bool = True) -> None:
-        """A new producer process over the same CPU memory; it names its blocks at once, or not yet."""
-        self.stack.restart_producer(register=register)
+        """A new producer process with empty memory: what it names again, at once or later, it has read anew."""
+        for shard in self.stack.producer.shards:
+            for group in range(self.layout.groups):
+                shard.poison(group, np.arange(shard.blocks(group), dtype=np.int32))
+        self.stack.restart_producer(register=False)
+        for request in list(self.driver.state.requests.values()) if register else ():
+            if request.life != "CLOSED" and (int32_view(request.stale) != HOLE).any():
+                self.register_stale(request.key)
 
     def replace_table(self, rank: int, request_id: str) -> None:
         """Overwrite the current row of a request on one rank with a table of other blocks."""
@@ -225,6 +231,7 @@ class Cluster:
         if owner is None:
             table = int32_view(self.state_of(key).stale)
             logical = np.flatnonzero(table != HOLE).astype(np.int32)
+            self._fill(key, logical, table[logical])
         else:
             table = int32_view(self.state_of(owner).source)
             logical = np.flatnonzero(table != HOLE).astype(np.int32)
@@ -234,7 +241,7 @@ class Cluster:
             )
         )
 
-    def register_new(self, key: RequestKey, tag: int, blocks: int) -> None:
+    def register_new(self, key: RequestKey, blocks: int) -> None:
         """The producer holds these first blocks already, in CPU blocks that were free."""
         full = self.driver.pools.cpu.full
         given = full.reserve(blocks)
@@ -243,15 +250,20 @@ class Cluster:
         else:
             full.release(given)
             ids = given[::-1].astype(np.int32)  # none has the number of its logical block by accident
-            for layer in range(len(self.layout.layers)):
-                for logical, source in enumerate(ids.tolist()):
-                    k, v = self.kv_of.tokens(tag, layer, logical * self.layout.block_size, self.layout.block_size)
-                    self.stack.producer.write_rows(layer, source, 0, k, v)
+            self._fill(key, np.arange(blocks, dtype=np.int32), ids)
         expect_room(
             self.kv.handle(
                 RegisterSources(request=key, logical=int32_bytes(np.arange(blocks)), source=int32_bytes(ids))
             )
         )
+
+    def _fill(self, key: RequestKey, logical: Int32, sources: Int32) -> None:
+        """The full KV of these logical blocks is in these CPU blocks."""
+        size = self.layout.block_size
+        for layer in range(len(self.layout.layers)):
+            for block, source in zip(logical.tolist(), sources.tolist(), strict=True):
+                k, v = self.kv_of.tokens(self.tags(key, block), layer, block * size, size)
+                self.stack.producer.write_rows(layer, source, 0, k, v)
 
 
 def kv_of(script: Script, layout: Layout) -> MadeUpKv:

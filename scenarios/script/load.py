@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,7 +69,14 @@ def of_data(data: dict[str, Any], name: str = "scenario") -> Script:
 
 def dump(script: Script) -> str:
     """The scenario as TOML: what `parse` reads back as an equal one."""
-    return tomli_w.dumps(msgspec.to_builtins(script, str_keys=True))
+    text = tomli_w.dumps(msgspec.to_builtins(script, str_keys=True))
+    # A string never holds a line break here: the writer escapes it. So whatever spans lines is a list.
+    return _LIST.sub(lambda found: f"[{', '.join(_ITEM.findall(found[0]))}]", text)
+
+
+_ITEM: Final = re.compile(r'-?\d+|"[^"\\]*"')
+_LIST: Final = re.compile(rf"\[\n(?:\s*(?:{_ITEM.pattern}),\n)+\s*\]")
+"""A list of numbers or plain strings, an item a line."""
 
 
 def check(script: Script, name: str = "scenario") -> None:

@@ -15,7 +15,7 @@ from kvsweep.ledger.messages import BlockSelection, OpenTail, SealTail, Turn
 from kvsweep.scenarios.script import steps as s
 from kvsweep.scenarios.script.asks import Asks
 from kvsweep.scenarios.script.cluster import Cluster, expect_room
-from kvsweep.scenarios.script.content import rank_part, tag_of
+from kvsweep.scenarios.script.content import rank_part
 from kvsweep.scenarios.script.jobs import Asked, Job
 from kvsweep.scenarios.script.readers import Member, Readers
 
@@ -59,7 +59,7 @@ class Work:
             key = job.key = self._cluster.kv.open_request(step.request)
             member = self._members[step.request] = Member(key)
             if step.registered and step.blocks:
-                self._cluster.register_new(key, tag_of(key), step.blocks)
+                self._cluster.register_new(key, step.blocks)
                 member.tokens = step.blocks * self._cluster.world.block_size
             await self._grow(job, member, 0 if step.registered else step.blocks, step.tokens, seal=True)
 

@@ -15,6 +15,7 @@ import kvsweep
 from kvsweep.kernels.errors import KernelArgumentError
 from kvsweep.ledger.errors import KvsweepError, UsageError
 from kvsweep.runtime.log_commands import log_app
+from kvsweep.scenarios.explore.command import explore
 from kvsweep.scenarios.script.command import scenario_app
 from kvsweep.scenarios.simulate.command import simulate
 
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.add_typer(log_app, name="log")
 app.add_typer(scenario_app, name="scenario")
 app.command()(simulate)
+app.command()(explore)
 
 
 def fail(message: object, code: int) -> NoReturn:

@@ -116,6 +116,7 @@ def test_i_unequal_counts() -> None:
         ({0: ids(4, 4), 1: ids()}, "ranked_tail_by_layer[0]: a block is named twice in [4, 4]"),
         ({0: ids(), 1: ids(-1)}, "ranked_tail_by_layer[1]: expected blocks in [0, 32), got [-1]"),
         ({0: ids(32), 1: ids()}, "ranked_tail_by_layer[0]: expected blocks in [0, 32), got [32]"),
+        ({0: ids(9, 32, 4), 1: ids()}, "ranked_tail_by_layer[0]: expected blocks in [0, 32), got [9, 32, 4]"),
         ({0: ids(31, 4, 9), 1: ids(2)}, ""),  # in score order, and not in id order
     ],
 )

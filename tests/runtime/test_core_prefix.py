@@ -143,6 +143,24 @@ def test_i_a_process_that_ends_takes_the_cache_with_it(
     rig.lawful()
 
 
+def test_i_after_a_producer_restart_every_reader_names_a_shared_cpu_block_again(
+    rig: CoreRig, writer: RequestKey
+) -> None:
+    """The block is held for both: each may name it, since it is each one's own. A third request may not."""
+    publish(rig, writer, "p0")
+    follower = reader(rig, "b", "p0")
+    block = rig.request(writer).source_of(0)
+    rig.send(ProcessStarted(process_epoch=6))
+    other = rig.open("c", blocks=0)
+    refused = rig.register(other, [0], [block])
+    assert refused.refusal is not None
+    assert refused.refusal.reason == f"source: CPU block {block} is held for a"
+    for key in (writer, follower):
+        assert rig.register(key, [0], [block]).outcome == "accepted"
+        assert rig.request(key).source_of(0) == block
+    rig.lawful()
+
+
 def test_f4_a_preempted_reader_leaves_the_device_and_keeps_its_cpu_blocks(rig: CoreRig, writer: RequestKey) -> None:
     publish(rig, writer, "p0")
     follower = reader(rig, "b", "p0")

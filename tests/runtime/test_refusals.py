@@ -153,6 +153,23 @@ def test_g3_no_running_request_has_a_view_of_an_older_pool_generation(rig: CoreR
     rig.lawful()
 
 
+# ---- what the CPU holds
+
+
+@pytest.mark.parametrize("want", [[9], [1, 9], [9, 10], [1, 2, 9]])
+def test_e5_d1_one_block_without_a_source_refuses_the_whole_plan_and_names_the_reason(
+    rig: CoreRig, want: list[int]
+) -> None:
+    """Some of the wanted blocks have a CPU block and some have none: nothing is sent, and it may be tried again."""
+    key = rig.open()
+    rig.register(key, [11], [20])  # so that 9 and 10 are gaps, and not beyond the end
+    turn = rig.select(key, {0: want, 1: [1]}, whole=12)
+    (refused,) = turn.events
+    assert isinstance(refused, e.PlanRefused)
+    assert (refused.lane, refused.reason, refused.needed) == ("upload", "invalid_source", len(want) + 1)
+    assert rig.effects_of(Transfer) == []
+
+
 # ---- what is claimed
 
 

@@ -56,6 +56,16 @@ def test_sizes_stay_within_bounds() -> None:
     assert max(len(opened(script)) for script in SCRIPTS) <= MOST_REQUESTS
 
 
+def test_lists_stand_on_one_line_of_the_file() -> None:
+    script = Script(
+        title="two [\n 1,\n] lines",
+        step=(s.Open(blocks=3), s.Upload(want={0: (0, 2), 1: (1,)}), s.BeginStep(name='a "b"', requests=("a",))),
+    )
+    lines = dump(script).splitlines()
+    assert {"0 = [0, 2]", "1 = [1]", 'requests = ["a"]'} <= set(lines)
+    assert parse(dump(script)) == script
+
+
 def opened(script: Script) -> set[str]:
     return {step.request for step in script.step if isinstance(step, s.Open)}
 
