@@ -60,9 +60,9 @@ class Cluster:
         self.checks: list[Checks] = []  # of each life of the coordinator
         self.memory = HostMemory({}, {})
         self._settings = world.settings(seed, ledger)
-        self._log = MemoryLog(max_events=MAX_EVENTS) if ledger == "memory:" else open_store(self._settings)
-        if self._log.durable():
-            self._log.close()
+        self.store = MemoryLog(max_events=MAX_EVENTS) if ledger == "memory:" else open_store(self._settings)
+        if self.store.durable():
+            self.store.close()
             raise LogError(f"{ledger}: expected a new ledger, found one with events; give another path")
         self._watchers: list[Callable[[Event], None]] = []
         self._restarted: list[Callable[[], None]] = []
@@ -72,8 +72,8 @@ class Cluster:
 
     def _begin(self, world: DriverWorld) -> None:
         """One life of the coordinator: on a new ledger, or on what the life before has left."""
-        known = self._log.durable()
-        self._life, self._over, self._scope = MortalLog(self._log), anyio.Event(), anyio.CancelScope()
+        known = self.store.durable()
+        self._life, self._over, self._scope = MortalLog(self.store), anyio.Event(), anyio.CancelScope()
         self.driver = CheckedDriver.open(
             self._settings, world, log=self._life.as_store, clock=lambda: 0.0, deadlines=self.timeline.clock
         )
@@ -88,7 +88,7 @@ class Cluster:
         self.driver.checks.read_bytes(self.memory, self._truth)
         self.checks.append(self.driver.checks)
         self.driver.watch(self._see)
-        for record in self._log.read(after=known):  # from before anybody could watch
+        for record in self.store.read(after=known):  # from before anybody could watch
             self._see(record.event)
 
     def start(self, tasks: TaskGroup) -> None:

@@ -208,7 +208,7 @@ class Play:
         epoch = dict(self.cluster.driver.state.pool.ranks)[step.rank] + step.process_epoch
         turn = self.cluster.kv.handle(Done(operation=said, rank=step.rank, process_epoch=epoch, outcome=step.outcome))
         verdicts = {"accepted": "accepted", "repeated": "duplicate", "ignored": "stale"}
-        verdict = verdicts.get(turn.outcome) or getattr(turn.events[0], "verdict", turn.outcome)
+        verdict = verdicts.get(turn.outcome) or next((getattr(event, "verdict", "") for event in turn.events), "")
         if step.verdict and verdict != step.verdict:
             raise UsageError(f"expected the verdict {step.verdict}, got {verdict}")
 

@@ -188,7 +188,7 @@ class _Run:
             for name, value in wanted.items():
                 if counted.get(name, 0) != value:
                     self._break(AS_WRITTEN, f"$.expect.{path}.{name}: expected {value}, got {counted.get(name, 0)}")
-        replayed = Ledger(driver.log).verify() if self.ledger is None else None
+        replayed = Ledger(self.cluster.store).verify() if self.ledger is None else None
         try:
             driver.close()
         except LogError as error:
