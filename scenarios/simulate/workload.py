@@ -306,7 +306,7 @@ class Workload:
         restart: list[s.Step] = [s.RestartRank(rank=rank)]
         draw = self._random.random()
         if draw < 0.15:
-            made = [s.RestartCoordinator()]
+            made: list[s.Step] = [s.RestartCoordinator()]
         elif draw < 0.45:
             made = restart
         else:
