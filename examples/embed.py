@@ -35,7 +35,7 @@ async def serve(driver: Driver, random: np.random.Generator) -> None:
             tokens += width
             kv.end_step(step)
             kv.handle(SealTail(request=key, confirmed_tokens=tokens))  # whole blocks are mirrored to the CPU
-            await kv.until(lambda: driver.state.requests["chat/42"].store.phase == "IDLE")
+            await kv.until(lambda: driver.state.requests["chat/42"].store.phase == "IDLE", about=key)
             if width > 1 or tokens % 32 == 0:
                 revision += 1
                 whole = len(driver.state.requests["chat/42"].source) // 4  # blocks that the CPU holds

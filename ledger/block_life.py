@@ -8,9 +8,9 @@ from msgspec import Struct
 from kvsweep.ledger import events as e
 from kvsweep.ledger.block_watch import Hold, Owner, Watch, Write
 from kvsweep.ledger.errors import LayoutError
-from kvsweep.ledger.excerpt import begin, fold_lives, sharers
+from kvsweep.ledger.excerpt import begin, bound, fold_from, sharers, start
 from kvsweep.ledger.facts import Fact
-from kvsweep.ledger.ids import RequestKey, int32_view
+from kvsweep.ledger.ids import POOL, RequestKey
 from kvsweep.ledger.query import RESERVES, Block, Where, says_of
 from kvsweep.ledger.store import LogStore, Position
 
@@ -75,18 +75,17 @@ def why_block(
     folded. Lives that share a prefix count as one. Raises LayoutError for a block that the pool does not have and for
     a position beyond the end.
     """
-    run, last = run_of(log), log.durable()
+    run = run_of(log)
     expect_in_pool(run, block)
-    if until is not None and not 0 <= until <= last:
-        raise LayoutError("until", f"a position from 0 to {last}", str(until))
-    end = last if until is None else until
+    end = bound(log, until)
     reserved = list(_reservations(log, block, run, end))
     watch, folded = Watch(block, run.layout), set[RequestKey]()
     for together, since, upper in _folds(log, reserved, lives, end):
         if watch.events_seen >= events:
             break
-        watch.begin()
-        for frame in fold_lives(log, together, since=since, until=upper):
+        begun = start(log, together, until=upper, since=since, sharing=POOL in together)
+        watch.begin(begun.position, begun.state)
+        for frame in fold_from(log, begun, until=upper):
             watch.see(frame)
         folded.update(together)
     return BlockLife(
@@ -105,10 +104,17 @@ def why_block(
 def _reservations(
     log: LogStore, block: Block, run: e.RunConfigured, end: Position
 ) -> Iterator[tuple[Position, RequestKey]]:
-    """(position, life) of every reservation of the block that is kept, and who owned it where the ledger begins."""
+    """(position, life) of every reservation of the block that is kept, and who held it where the ledger begins: the
+    pool, too, if it is shared."""
     state, begun = begin(log, 0)
-    for life, blocks in state.ownership.own.items():
-        if block.block in int32_view(blocks[block.group]):
+    layers = run.layout.group_layers(block.group)
+    for life, holders in state.ownership.held.items():
+        if any(
+            block.block in ids
+            for holding in holders.values()
+            for layer, ids in holding.areas.items()
+            if layer in layers
+        ):
             yield begun, life
     for record in log.find(Where(types=RESERVES, block=block, until=end)):
         if "reserved" in says_of(record.event, run.layout, block):
@@ -123,7 +129,7 @@ def _folds(
     Nobody else has the block while one owns it; a shared one is followed to the end.
     """
     newest = list(dict.fromkeys(life for _, life in reversed(reserved)))
-    sharing = set(sharers(log, until=end)) if newest else set()
+    sharing = {POOL, *sharers(log, until=end)} if newest else set()
     together = tuple(life for life in newest if life in sharing)
     taken = 0
     for life in newest:

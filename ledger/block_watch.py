@@ -68,16 +68,12 @@ class Watch:
         self._owned: dict[RequestKey, Owner] = {}
         self._owners: list[Owner] = []
         self._facts: dict[Position, Fact] = {}
-        self._fresh = True
 
-    def begin(self) -> None:
-        """The next frame is the first one of a fold: what is held before it counts from there."""
-        self._fresh = True
+    def begin(self, position: Position, state: State) -> None:
+        """A fold begins here: what is held, is held at least since then."""
+        self._compare(position, EMPTY, state)
 
     def see(self, frame: Frame) -> None:
-        if self._fresh:
-            self._fresh = False
-            self._compare(frame.position - 1, EMPTY, frame.before)
         self.events_seen += 1
         spoken = self._speaks(frame.event)
         if self._compare(frame.position, frame.before, frame.after) or spoken:

@@ -7,9 +7,11 @@ from msgspec.structs import replace
 
 from kvsweep.ledger.errors import Refused
 from kvsweep.ledger.event_base import Event, RetireCause
-from kvsweep.ledger.ids import HOLE, Int32, Logical, Operation, Physical, Rows
+from kvsweep.ledger.holding import distinct
+from kvsweep.ledger.ids import HOLE, Int32, Logical, Operation, Physical, Rows, Slot, int32_view, no_rows
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.ownership import Holder, Holding, Ownership
+from kvsweep.ledger.ragged import empty_like, first_beyond, first_unsorted
 from kvsweep.ledger.state import (
     COMMANDS_KEPT,
     ClosedOperation,
@@ -112,6 +114,8 @@ def free_row(state: State, request: RequestState, event: Event, row: int) -> Non
 def adopted_areas(request: RequestState, event: Event, adopted: Rows[Logical], layout: Layout) -> Rows[Physical]:
     """Areas of clean tail blocks, row for row. Only a clean block may be adopted, and only by an active layer."""
     active = layout.active_layers
+    if not adopted.id_bytes and adopted.layer_bytes == layout.active_layer_bytes:
+        return empty_like(adopted.layer_bytes)
     clean = {block.logical: block.physical for block in request.tail if block.phase == "clean"}
     rows: dict[int, list[int]] = {}
     for layer, ids in adopted.items():
@@ -137,52 +141,89 @@ def check_destinations(
     layout = state.pool.layout
     if len(reserved) != layout.groups:
         refuse(request, event, f"expected reserved blocks of {layout.groups} groups, got {len(reserved)}")
-    shared = state.ownership.shared_blocks(layout)
+    taken = state.ownership.taken(layout)
     for group in range(layout.groups):
-        new = np.frombuffer(reserved[group], dtype="<i4")
+        new = int32_view(reserved[group])
         size = state.pool.run.device_blocks[group] if state.pool.run else 0
-        if new.size and (int(new.min()) < 0 or int(new.max()) >= size or np.unique(new).size != new.size):
-            refuse(request, event, f"reserved blocks of group {group} are not distinct ids in [0, {size})")
-        for other, blocks in state.ownership.own.items():
-            clash = np.intersect1d(np.frombuffer(blocks[group], dtype="<i4"), new)
+        if new.size:
+            if int(new.min()) < 0 or int(new.max()) >= size or distinct(new).size != new.size:
+                refuse(request, event, f"reserved blocks of group {group} are not distinct ids in [0, {size})")
+            clash = new[taken.device_blocks(group, new)]
             if clash.size:
-                refuse(request, event, f"block {int(clash[0])} of group {group} is owned by {other.request_id}")
-        clash = np.intersect1d(shared[group], new)
-        if clash.size:
-            refuse(request, event, f"block {int(clash[0])} of group {group} is shared")
-        unused = np.setdiff1d(new, [block for layer in layout.group_layers(group) for block in _row(areas, layer)])
-        if unused.size:
-            refuse(request, event, f"reserved block {int(unused[0])} of group {group} has no destination area")
-        own, held = state.ownership.occupancy(request.key, group, layout)
-        for at, layer in enumerate(layout.group_layers(group)):
-            if layer not in areas.layers:
-                continue
-            ids = areas.row(layer)
-            if np.unique(ids).size != ids.size:
-                refuse(request, event, f"layer {layer}: an area is handed out twice")
-            allowed = np.concatenate((own[~held[at]], new))
-            outside = np.setdiff1d(ids, allowed)
-            if outside.size:
-                refuse(request, event, f"layer {layer}: area of block {int(outside[0])} is not vacant or not owned")
+                refuse(request, event, who_holds(state, group, int(clash[0])))
+        if not _placed_well(state, request, areas, group, new):
+            _check_placement(state, request, event, areas, group, new)
 
 
-def _row(areas: Rows[Physical], layer: int) -> list[int]:
-    return areas.row(layer).tolist() if layer in areas.layers else []
+def who_holds(state: State, group: int, block: int) -> str:
+    for other, blocks in state.ownership.own.items():
+        if block in int32_view(blocks[group]):
+            return f"block {block} of group {group} is owned by {other.request_id}"
+    return f"block {block} of group {group} is shared"
 
 
-def check_slots(request: RequestState, event: Event, layer: int, slots: Int32, count: int) -> None:
+def _placed_well(state: State, request: RequestState, areas: Rows[Physical], group: int, new: Int32) -> bool:
+    """One pass over the areas of a group: each vacant, each named once, every new block used."""
+    layout = state.pool.layout
+    ids, layers = areas.ids, areas.layers
+    if layout.groups > 1 and ids.size and int(layers[-1]) < len(layout.layers):
+        inside = np.repeat(layout.group_of_layer[layers] == group, areas.counts)
+        ids = ids[inside]
+    if not ids.size:
+        return not new.size
+    if int(layers[-1]) >= len(layout.layers):
+        return False
+    own, held = state.ownership.occupancy(request.key, group, layout)
+    blocks = np.concatenate((own, new)) if new.size else own
+    if not blocks.size or int(ids.min()) < 0 or int(ids.max()) > int(blocks.max()):
+        return False
+    at_block = np.full(int(blocks.max()) + 1, -1, dtype=np.int32)
+    at_block[blocks] = np.arange(blocks.size, dtype=np.int32)
+    at = at_block[ids]
+    if int(at.min()) < 0:
+        return False
+    at_layer = np.zeros(len(layout.layers), dtype=np.int32)
+    at_layer[list(layout.group_layers(group))] = np.arange(len(held), dtype=np.int32) * np.int32(blocks.size)
+    rows = np.repeat(at_layer[layers], areas.counts)
+    named = np.zeros((len(held), blocks.size), dtype=np.bool_)
+    named.reshape(-1)[(rows if ids.size == rows.size else rows[inside]) + at] = True
+    if int(np.count_nonzero(named)) != ids.size or bool((named[:, : own.size] & held).any()):
+        return False
+    return not new.size or bool(named[:, own.size :].any(axis=0).all())
+
+
+def _check_placement(
+    state: State, request: RequestState, event: Event, areas: Rows[Physical], group: int, new: Int32
+) -> None:
+    """The same layer by layer, to name the first fault."""
+    layout = state.pool.layout
+    rows = [areas.row(layer) for layer in layout.group_layers(group) if layer in areas.layers]
+    unused = np.setdiff1d(new, np.concatenate(rows) if rows else [])
+    if unused.size:
+        refuse(request, event, f"reserved block {int(unused[0])} of group {group} has no destination area")
+    own, held = state.ownership.occupancy(request.key, group, layout)
+    for at, layer in enumerate(layout.group_layers(group)):
+        if layer not in areas.layers:
+            continue
+        ids = areas.row(layer)
+        if np.unique(ids).size != ids.size:
+            refuse(request, event, f"layer {layer}: an area is handed out twice")
+        outside = np.setdiff1d(ids, np.concatenate((own[~held[at]], new)))
+        if outside.size:
+            refuse(request, event, f"layer {layer}: area of block {int(outside[0])} is not vacant or not owned")
+
+
+def check_slots(request: RequestState, event: Event, keep: Rows[Slot], view: View | None) -> None:
     """Keep slots are in resident order and name slots that exist."""
-    if slots.size and (int(slots[0]) < 0 or int(slots[-1]) >= count or bool(np.any(slots[1:] <= slots[:-1]))):
-        refuse(request, event, f"layer {layer}: expected ascending slots in [0, {count}), got {slots.tolist()}")
-
-
-def joined(first: Rows[Logical] | Rows[Physical], second: Rows[Logical] | Rows[Physical]) -> dict[int, Int32]:
-    """Row-wise concatenation, layers of either."""
-    rows: dict[int, Int32] = {}
-    for part in (first, second):
-        for layer, ids in part.items():
-            rows[layer] = np.concatenate((rows[layer], ids)) if layer in rows else ids
-    return rows
+    have: Rows[Logical] = view.logical if view is not None else no_rows()
+    same = have.layer_bytes == keep.layer_bytes
+    if same and first_unsorted(keep) is None and first_beyond(keep, have.counts) is None:
+        return
+    counts = dict(zip(have.layers.tolist(), have.counts.tolist(), strict=True))
+    for layer, slots in keep.items():
+        count = counts.get(layer, 0)
+        if slots.size and (int(slots[0]) < 0 or int(slots[-1]) >= count or bool(np.any(slots[1:] <= slots[:-1]))):
+            refuse(request, event, f"layer {layer}: expected ascending slots in [0, {count}), got {slots.tolist()}")
 
 
 def replaced_views(request: RequestState, cause: RetireCause) -> tuple[View, ...]:
@@ -202,12 +243,15 @@ def commit_view(
         physical=open_operation.table,
         row=open_operation.row,
     )
-    ownership = state.ownership.change(
-        request.key,
-        state.pool.layout,
-        put={Holder("view", view.generation): Holding(areas=view.physical, rows=(view.row,))},
-        drop=drop,
-    )
+    holding = Holding(areas=view.physical, rows=(view.row,))
+    if open_operation.lane == "upload":  # a retain leaves out what it does not keep
+        holders, base = state.ownership.holders(request.key), Holder("view", request.current)
+        made_of = [holders[holder] for holder in drop]
+        if open_operation.kind == "diff" and base in holders:
+            made_of.append(holders[base])
+        holding = holding.made_of(made_of, state.pool.layout)
+    put = {Holder("view", view.generation): holding}
+    ownership = state.ownership.change(request.key, state.pool.layout, put=put, drop=drop)
     committed = replace(
         request,
         views=(*replaced_views(request, "upload" if open_operation.lane == "upload" else "retain"), view),

@@ -1,7 +1,8 @@
 """What the type of an event's field does not say by itself: ids and numbers that no fact can have.
 
-Every check stands here twice, built once from the types of the fields. CHECKS explain; FINE only answers, fast, because
-it runs over every event that is written or read. Whatever is not fine is explained.
+Every check stands here twice, built once from the types of the fields. CHECKS explain. STRICT and LEFT only answer,
+fast, because they run over every event that is written or read: the decoder checks numbers while it decodes, and what
+is left are ids. Whatever is not fine is explained.
 """
 
 import math
@@ -9,9 +10,10 @@ import types
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, Final, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
-from msgspec import Struct
+import msgspec
+from msgspec import Meta, Struct
 
 from kvsweep.ledger.errors import LayoutError
 from kvsweep.ledger.event_base import Event
@@ -24,7 +26,7 @@ INT64_MAX: Final = 2**63 - 1
 PEER_WORDS: Final = frozenset({AckIgnored, AckRefused})
 """Events that repeat what a peer said: its numbers may be anything that fits int64, or a lie could not be recorded."""
 
-SHAPES: Final = 4096  # shapes of rows that are known to fit together
+SHAPES: Final = 4096  # shapes of rows, and sets of ranks, whose answer is remembered
 
 Check: TypeAlias = Callable[[Any, str], None]
 Answer: TypeAlias = Callable[[Any], bool]
@@ -140,39 +142,67 @@ CHECKS: Final[Mapping[type[Event], Check]] = {
 
 # ---- the same, as fast answers
 
+Count = Annotated[int, Meta(ge=0, le=INT64_MAX)]
+Word = Annotated[int, Meta(ge=-INT64_MAX - 1, le=INT64_MAX)]
+Seconds = Annotated[float, Meta(ge=0.0, le=math.nextafter(math.inf, 0.0))]
 
-class _Fields:
-    """Dotted paths of an event type's fields, by what has to be checked of them."""
 
-    def __init__(self, kind: type[Struct]) -> None:
-        self.integers: list[str] = []
-        self.seconds: list[str] = []
-        self.ids: list[str] = []
-        self.lists: list[str] = []
-        self.rows: list[str] = []
-        self.pairs: list[str] = []
-        self.others: list[tuple[str, Any]] = []
-        self._add(kind, "")
+class _Strict:
+    """Types with the fields of the events whose numbers have bounds, and that take no field more."""
 
-    def _add(self, kind: type[Struct], prefix: str) -> None:
-        for name, annotation in get_type_hints(kind).items():
-            path = f"{prefix}{name}"
-            if annotation is int:
-                self.integers.append(path)
-            elif annotation is float:
-                self.seconds.append(path)
-            elif annotation is bytes:
-                self.ids.append(path)
-            elif annotation == tuple[bytes, ...]:
-                self.lists.append(path)
-            elif annotation == tuple[tuple[int, int], ...]:
-                self.pairs.append(path)
-            elif Rows in (annotation, get_origin(annotation)):
-                self.rows.append(path)
-            elif annotation is not Layout and isinstance(annotation, type) and issubclass(annotation, Struct):
-                self._add(annotation, f"{path}.")
-            else:
-                self.others.append((path, annotation))
+    def __init__(self, integer: object) -> None:
+        self._integer = integer
+        self._made: dict[type[Struct], Any] = {}
+
+    def of(self, annotation: Any) -> Any:
+        origin, arguments = get_origin(annotation), get_args(annotation)
+        if annotation is int:
+            return self._integer
+        if annotation is float:
+            return Seconds
+        if origin in (Union, types.UnionType):
+            return Union[tuple(self.of(part) for part in arguments)]  # noqa: UP007 - of a tuple
+        if origin is tuple:
+            return tuple[tuple(part if part is ... else self.of(part) for part in arguments)]  # type: ignore[misc]
+        if isinstance(annotation, type) and issubclass(annotation, Struct) and annotation not in (Rows, Layout):
+            return self._struct(annotation)
+        return annotation
+
+    def _struct(self, kind: type[Struct]) -> Any:
+        if kind not in self._made:
+            hints, config = get_type_hints(kind), kind.__struct_config__
+            self._made[kind] = msgspec.defstruct(
+                kind.__name__,
+                [
+                    (field.name, self.of(hints[field.name]))
+                    if field.required
+                    else (field.name, self.of(hints[field.name]), msgspec.field(default_factory=lambda: None))
+                    for field in msgspec.structs.fields(kind)
+                ],
+                array_like=True,
+                tag=config.tag,
+                kw_only=True,
+                gc=False,
+                forbid_unknown_fields=True,
+            )
+        return self._made[kind]
+
+
+_COUNTS, _WORDS = _Strict(Count), _Strict(Word)
+STRICT: Final = Union[tuple((_WORDS if kind in PEER_WORDS else _COUNTS).of(kind) for kind in get_args(AnyEvent))]  # noqa: UP007
+"""What a decoder takes instead of AnyEvent to check numbers and lengths; defaults are of no use in what it gives."""
+
+
+def _ids_fine(data: bytes) -> bool:
+    """Whole int32 values, none negative: the highest byte of each is that of an ASCII character."""
+    return len(data) % 4 == 0 and data[3::4].isascii()
+
+
+def _list_fine(parts: tuple[bytes, ...]) -> bool:
+    for data in parts:  # noqa: SIM110 - a generator costs more than the loop
+        if data and not _ids_fine(data):
+            return False
+    return True
 
 
 @lru_cache(maxsize=SHAPES)
@@ -184,21 +214,9 @@ def _shape_fits(layer_bytes: bytes, row_ptr_bytes: bytes, size: int) -> bool:
     return True
 
 
-def _ids_fine(data: bytes) -> bool:
-    """Whole int32 values, none negative: the highest byte of each is that of an ASCII character."""
-    return len(data) % 4 == 0 and data[3::4].isascii()
-
-
 def _rows_fine(rows: Any) -> bool:
     data = rows.id_bytes
     return _ids_fine(data) and _shape_fits(rows.layer_bytes, rows.row_ptr_bytes, len(data))
-
-
-def _list_fine(parts: tuple[bytes, ...]) -> bool:
-    for data in parts:  # noqa: SIM110 - a generator costs more than the loop
-        if data and not _ids_fine(data):
-            return False
-    return True
 
 
 @lru_cache(maxsize=SHAPES)
@@ -210,32 +228,34 @@ def _pairs_fine(pairs: tuple[tuple[int, int], ...]) -> bool:
     return True
 
 
-def _seconds_fine(value: float) -> bool:
-    return 0 <= value < math.inf
-
-
-def _parts(kind: type[Struct], lowest: int) -> list[Answer]:
-    fields = _Fields(kind)
-    integers = attrgetter(*fields.integers)  # every event has two: its number and its request's epoch
-
-    def integers_fine(event: Any) -> bool:
-        found: tuple[int, ...] = integers(event)
-        return min(found) >= lowest and max(found) <= INT64_MAX
-
-    parts: list[Answer] = [integers_fine]
-    for paths, fine in (
-        (fields.seconds, _seconds_fine),
-        (fields.ids, _ids_fine),
-        (fields.lists, _list_fine),
-        (fields.pairs, _pairs_fine),
-        (fields.rows, _rows_fine),
-    ):
-        parts += [_at(path, fine) for path in paths]
-    for path, annotation in fields.others:
-        explain = _check_for(annotation, _check_count if lowest == 0 else _check_int64)
-        if explain is not None:
-            parts.append(_answer(attrgetter(path), explain))
+def _parts(kind: type[Struct], check_int: Check) -> list[Answer]:
+    """What the strict types leave to be checked."""
+    parts: list[Answer] = []
+    for name, annotation in get_type_hints(kind).items():
+        if annotation in (int, float):
+            continue
+        if annotation is bytes:
+            parts.append(_at(name, _ids_fine))
+        elif annotation == tuple[bytes, ...]:
+            parts.append(_at(name, _list_fine))
+        elif annotation == tuple[tuple[int, int], ...]:
+            parts.append(_at(name, _pairs_fine))
+        elif Rows in (annotation, get_origin(annotation)):
+            parts.append(_at(name, _rows_fine))
+        else:
+            explain = _check_for(annotation, check_int)
+            if explain is not None and not _only_numbers(annotation):
+                parts.append(_at(name, _answer(explain)))
     return parts
+
+
+def _only_numbers(annotation: Any) -> bool:
+    """Whether the strict type says everything of such a field: numbers, texts, and structs, unions, tuples of them."""
+    if get_origin(annotation) in (Union, types.UnionType) or get_args(annotation)[1:] == (...,):
+        return all(_only_numbers(part) for part in get_args(annotation) if part not in (..., type(None)))
+    if isinstance(annotation, type) and issubclass(annotation, Struct) and annotation not in (Rows, Layout):
+        return all(_only_numbers(part) for part in get_type_hints(annotation).values())
+    return annotation in (int, float, str) or get_origin(annotation) is Literal
 
 
 def _at(path: str, fine: Answer) -> Answer:
@@ -243,10 +263,10 @@ def _at(path: str, fine: Answer) -> Answer:
     return lambda event: fine(get(event))
 
 
-def _answer(get: Callable[[Any], Any], explain: Check) -> Answer:
-    def fine(event: Any) -> bool:
+def _answer(explain: Check) -> Answer:
+    def fine(value: Any) -> bool:
         try:
-            explain(get(event), "")
+            explain(value, "")
         except LayoutError:
             return False
         return True
@@ -254,13 +274,13 @@ def _answer(get: Callable[[Any], Any], explain: Check) -> Answer:
     return fine
 
 
-def _fine(kind: type[Event]) -> Answer:
-    parts = _parts(kind, -INT64_MAX - 1 if kind in PEER_WORDS else 0)
-    if len(parts) == 1:
-        return parts[0]
+def _left(kind: type[Event]) -> Answer | None:
+    parts = _parts(kind, _check_int64 if kind in PEER_WORDS else _check_count)
+    if len(parts) <= 1:
+        return parts[0] if parts else None
 
     def fine(event: Any) -> bool:
-        for part in parts:  # noqa: SIM110 - as above
+        for part in parts:  # noqa: SIM110 - a generator costs more than the loop
             if not part(event):
                 return False
         return True
@@ -268,5 +288,5 @@ def _fine(kind: type[Event]) -> Answer:
     return fine
 
 
-FINE: Final[Mapping[type[Event], Answer]] = {kind: _fine(kind) for kind in get_args(AnyEvent)}
-"""Whether CHECKS would find nothing."""
+LEFT: Final[Mapping[type[Event], Answer | None]] = {kind: _left(kind) for kind in get_args(AnyEvent)}
+"""Whether CHECKS would find nothing in what the strict types have let through; None: certainly nothing."""

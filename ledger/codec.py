@@ -4,11 +4,13 @@ What comes back is checked again, because a body that still decodes may hold ids
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, Final, get_args
 
 import msgspec
+from msgspec import Struct
 
-from kvsweep.ledger.checks import CHECKS, FINE
+from kvsweep.ledger.checks import CHECKS, LEFT, STRICT
 from kvsweep.ledger.errors import LayoutError, LogError, Unencodable
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.events import AnyEvent
@@ -27,6 +29,8 @@ EVENT_TYPES: Final[Mapping[str, type[Event]]] = {kind.__name__: kind for kind in
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final[msgspec.msgpack.Decoder[Event]] = msgspec.msgpack.Decoder(AnyEvent)
 _LIST_DECODER: Final[msgspec.msgpack.Decoder[list[Event]]] = msgspec.msgpack.Decoder(list[AnyEvent])
+_STRICT: Final[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder(STRICT)
+_STRICT_LIST: Final[msgspec.msgpack.Decoder[list[Any]]] = msgspec.msgpack.Decoder(list[STRICT])  # type: ignore[valid-type]
 _SPLITTER: Final[msgspec.msgpack.Decoder[list[msgspec.Raw]]] = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _TAGS: Final[Mapping[object, type[Event]]] = {kind.__struct_config__.tag: kind for kind in EVENT_TYPES.values()}
 
@@ -48,18 +52,48 @@ def encode(event: Event) -> bytes:
     return body
 
 
-def encode_batch(events: Sequence[Event]) -> list[bytes]:
-    """Wire bytes of each event. Raises LogError as `encode` does, naming the index in the batch too."""
+class Bodies(Struct, frozen=True, gc=False):
+    """Encoded events as they are stored together: one msgpack array."""
+
+    data: bytes
+    sizes: list[int]  # bytes of each event; what stands before the first is the array's head
+
+    @property
+    def start(self) -> int:
+        """Where the first event begins."""
+        return len(list_head(len(self.sizes)))
+
+    def each(self) -> list[bytes]:
+        ends = list(accumulate(self.sizes, initial=self.start))
+        return [self.data[start:end] for start, end in pairwise(ends)]
+
+    @classmethod
+    def of(cls, bodies: Sequence[bytes]) -> "Bodies":
+        """Of bodies that were encoded one by one."""
+        return cls(list_head(len(bodies)) + b"".join(bodies), [len(body) for body in bodies])
+
+    @classmethod
+    def joined(cls, parts: Sequence["Bodies"]) -> "Bodies":
+        """One array of what stands in several."""
+        if len(parts) == 1:
+            return parts[0]
+        sizes = [size for part in parts for size in part.sizes]
+        return cls(b"".join((list_head(len(sizes)), *(memoryview(part.data)[part.start :] for part in parts))), sizes)
+
+
+def encode_group(events: tuple[Event, ...] | list[Event]) -> Bodies:
+    """Wire bytes of some events. Raises LogError as `encode` does, naming the index among them too."""
     try:
-        bodies = [_ENCODER.encode(event) for event in events]
-        back = _LIST_DECODER.decode(_list_head(len(bodies)) + b"".join(bodies))
-        for event, read in zip(events, back, strict=True):
-            kind = type(event)
-            if kind is not type(read) or not FINE[kind](read):
+        data = _ENCODER.encode(events)
+        for event, read in zip(events, _STRICT_LIST.decode(data), strict=True):
+            left = LEFT[type(event)]
+            if left is not None and not left(read):
                 break
         else:
-            return bodies
-    except (TypeError, ValueError, OverflowError, RecursionError):  # the decoder's errors are ValueErrors
+            if len(events) == 1:
+                return Bodies(data, [len(data) - 1])  # the head of so short an array is one byte
+            return Bodies(data, [len(memoryview(piece)) for piece in _SPLITTER.decode(data)])
+    except (TypeError, ValueError, OverflowError, RecursionError, KeyError):  # the decoder's errors are ValueErrors
         pass
     # One by one, to name what is wrong.
     bodies = []
@@ -68,24 +102,32 @@ def encode_batch(events: Sequence[Event]) -> list[bytes]:
             bodies.append(encode(event))
         except LogError as error:
             raise Unencodable(f"batch[{index}]: {error}") from error
-    return bodies
+    return Bodies.of(bodies)
+
+
+def encode_batch(events: Sequence[Event]) -> list[bytes]:
+    """Wire bytes of each event. Raises LogError as `encode_group` does."""
+    return encode_group(list(events)).each()
 
 
 def decode_batch(bodies: bytes, count: int) -> list[Event] | None:
-    """Events of `count` bodies that stand one behind the other.
+    """Events of `count` bodies that stand one behind the other; see `decode_group`."""
+    return decode_group(list_head(count) + bodies)
 
-    None where one of them is not as this version writes it: `decode` each to learn what that is. An older version's
-    events, which lack fields, are such too, and no fault.
+
+def decode_group(data: bytes) -> list[Event] | None:
+    """Events of one array of bodies.
+
+    None where something is wrong with one of them: `decode` each to learn what.
     """
-    data = _list_head(count) + bodies
     try:
+        _STRICT_LIST.decode(data)
         events = _LIST_DECODER.decode(data)
     except (ValueError, RecursionError):
         return None
-    if _ENCODER.encode(events) != data:
-        return None
     for event in events:
-        if not FINE[type(event)](event):
+        left = LEFT[type(event)]
+        if left is not None and not left(event):
             return None
     return events
 
@@ -93,7 +135,7 @@ def decode_batch(bodies: bytes, count: int) -> list[Event] | None:
 def split_batch(bodies: bytes, count: int) -> list[bytes]:
     """Each of `count` bodies that stand one behind the other; fewer where the bytes end or make no sense."""
     try:
-        return [bytes(piece) for piece in _SPLITTER.decode(_list_head(count) + bodies)]
+        return [bytes(piece) for piece in _SPLITTER.decode(list_head(count) + bodies)]
     except ValueError:
         return []
 
@@ -107,11 +149,11 @@ def decode(body: bytes) -> Event:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise LogError(f"event: expected msgpack of one event, got {len(body)} bytes ({error})") from error
     kind = type(event)
-    if _items(body) > len(kind.__struct_fields__) + 1:
-        raise LogError(
-            f"{kind.__name__}: expected at most {len(kind.__struct_fields__)} fields, got {_items(body) - 1}"
-        )
-    if not FINE[kind](event):
+    if not _is_fine(event, body):
+        if _items(body) > len(kind.__struct_fields__) + 1:
+            raise LogError(
+                f"{kind.__name__}: expected at most {len(kind.__struct_fields__)} fields, got {_items(body) - 1}"
+            )
         try:
             CHECKS[kind](event, kind.__name__)
         except LayoutError as error:
@@ -119,7 +161,16 @@ def decode(body: bytes) -> Event:
     return event
 
 
-def _list_head(count: int) -> bytes:
+def _is_fine(event: Event, body: bytes) -> bool:
+    try:
+        _STRICT.decode(body)
+    except msgspec.ValidationError:
+        return False
+    left = LEFT[type(event)]
+    return left is None or left(event)
+
+
+def list_head(count: int) -> bytes:
     """Head of a msgpack array, as short as the encoder writes it."""
     if count < 16:
         return bytes((0x90 | count,))

@@ -13,7 +13,11 @@ import msgspec
 
 from kvsweep.ledger.codec import EVENT_TYPES, RULES
 from kvsweep.ledger.event_base import Event, Implementation, Measured
-from kvsweep.ledger.state import State
+from kvsweep.ledger.events import UploadPlanned
+from kvsweep.ledger.holding import Holders
+from kvsweep.ledger.ids import RequestKey
+from kvsweep.ledger.ownership import NO_HOLDERS
+from kvsweep.ledger.state import RequestState, State
 
 _LEFT_OUT: Final[Mapping[type[Event], dict[str, Any]]] = {
     kind: {
@@ -23,6 +27,10 @@ _LEFT_OUT: Final[Mapping[type[Event], dict[str, Any]]] = {
     }
     for kind in EVENT_TYPES.values()
 }
+_APPENDED: Final[Mapping[type[Event], int]] = {UploadPlanned: 1}
+"""Fields at the end that were added after ledgers had been written: hashed only where they say something, so that an
+old ledger keeps its digest."""
+
 _ENCODER: Final = msgspec.msgpack.Encoder(order="deterministic")
 
 
@@ -32,9 +40,50 @@ def unmeasured(event: Event) -> Event:
     return msgspec.structs.replace(event, **changes) if changes else event
 
 
+def _as_written(event: Event) -> Event | list[Any]:
+    """Without the appended fields that have their defaults; the tag and the other fields are the same bytes."""
+    appended = _APPENDED.get(type(event), 0)
+    if not appended:
+        return event
+    added = msgspec.structs.fields(event)[-appended:]
+    if any(getattr(event, field.name) != field.default for field in added):
+        return event
+    whole: list[Any] = msgspec.to_builtins(event, builtin_types=(bytes,))
+    return whole[:-appended]
+
+
 def state_digest(state: State) -> str:
-    """SHA-256 (hex) of the canonical form of a state."""
+    """SHA-256 (hex) of the canonical form of a state: by rules 1."""
     return hashlib.sha256(b"kvsweep state 1\0" + _ENCODER.encode(state.canonical())).hexdigest()
+
+
+def parts_digest(state: State) -> str:
+    """SHA-256 (hex) over the digests of a state's parts. A part that is as it was at the last call is not hashed again.
+
+    By rules 2 and later.
+    """
+    relation = state.ownership
+    whole = hashlib.sha256(b"kvsweep state 2\0")
+    whole.update(_ENCODER.encode([state.pool, relation.shared, relation.shared_sources]))
+    for _, request in sorted(state.requests.items()):
+        whole.update(_of_request(request))
+    for key in sorted(relation.held.keys() | relation.own.keys()):
+        whole.update(_of_holders(key, relation.held.get(key, NO_HOLDERS), relation.own.get(key, ())))
+    return whole.hexdigest()
+
+
+def _of_request(request: RequestState) -> bytes:
+    known: bytes | None = request.__dict__.get("_digest")
+    if known is None:
+        known = request.__dict__["_digest"] = hashlib.sha256(_ENCODER.encode(request)).digest()
+    return known
+
+
+def _of_holders(key: RequestKey, holders: Holders, own: tuple[bytes, ...]) -> bytes:
+    def fresh() -> bytes:
+        return hashlib.sha256(_ENCODER.encode([key, sorted(holders.items()), own])).digest()
+
+    return holders.digest(fresh, own) if holders else fresh()
 
 
 class Digest:
@@ -56,7 +105,7 @@ class Digest:
 
     def update(self, event: Event) -> None:
         """Add one event. Each is preceded by its length, so that no two sequences share their bytes."""
-        body = _ENCODER.encode(unmeasured(event))
+        body = _ENCODER.encode(_as_written(unmeasured(event)))
         size = len(body).to_bytes(8, "little")
         if self._rules == 1:
             self._whole.update(size)
@@ -68,4 +117,5 @@ class Digest:
         """SHA-256 (hex) over the events so far and the state they gave."""
         one = self._rules == 1
         history = self._whole.hexdigest() if one else self._chain.hex()
-        return hashlib.sha256(f"kvsweep {1 if one else 2}\0{history}\0{state_digest(state)}".encode()).hexdigest()
+        now = state_digest(state) if one else parts_digest(state)
+        return hashlib.sha256(f"kvsweep {1 if one else 2}\0{history}\0{now}".encode()).hexdigest()

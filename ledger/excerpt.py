@@ -9,12 +9,13 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from kvsweep.ledger import events as e
+from kvsweep.ledger.errors import LayoutError
 from kvsweep.ledger.event_base import Event
-from kvsweep.ledger.fold import apply
-from kvsweep.ledger.frame import Frame
+from kvsweep.ledger.frame import Frame, follow
 from kvsweep.ledger.ids import POOL, RequestKey, int32_view
 from kvsweep.ledger.ownership import Ownership
 from kvsweep.ledger.query import Where
@@ -39,30 +40,44 @@ def fold_lives(
     since    frames up to there are not needed: the fold may begin at a snapshot
     sharing  take every life that shares a prefix, whoever was asked for
 
-    Raises what the fold raises for a ledger that does not hold.
+    Raises LogCorrupt for a ledger that does not hold.
     """
-    state, after = begin(log, since)
-    together = with_sharers(log, lives, state, after=after, until=until, sharing=sharing)
-    yield from _fold(log, _only(state, together), together, after, until)
+    yield from fold_from(log, start(log, lives, until=until, since=since, sharing=sharing), until=until)
 
 
 def lives_at(log: LogStore, lives: Collection[RequestKey], *, at: Position, sharing: bool = False) -> State:
     """The state of these lives just after a position, as `fold_lives` has it, with the whole ledger's counter."""
-    state, after = begin(log, at)
-    together = with_sharers(log, lives, state, after=after, until=at, sharing=sharing)
-    state = _only(state, together)
-    for frame in _fold(log, state, together, after, at):
+    begun = start(log, lives, until=at, since=at, sharing=sharing)
+    state = begun.state
+    for frame in fold_from(log, begun, until=at):
         state = frame.after
     return replace(state, pool=replace(state.pool, next_operation_id=operations_begun(log, until=at)))
 
 
-def _fold(
-    log: LogStore, state: State, lives: tuple[RequestKey, ...], after: Position, until: Position
-) -> Iterator[Frame]:
-    for record in log.find(Where(lives=(POOL, *lives), after=after, until=until)):
+class Start(Struct, frozen=True, kw_only=True):
+    """Where the fold of a few lives begins: their state at a position, and who is folded with them."""
+
+    state: State
+    position: Position
+    lives: tuple[RequestKey, ...]
+
+
+def start(
+    log: LogStore, lives: Collection[RequestKey], *, until: Position, since: Position = 0, sharing: bool = False
+) -> Start:
+    """The newest snapshot at or before `since`, with the lives that a fold up to `until` has to take together."""
+    state, position = begin(log, since)
+    together = with_sharers(log, lives, state, after=position, until=until, sharing=sharing)
+    return Start(state=_only(state, together), position=position, lives=together)
+
+
+def fold_from(log: LogStore, begun: Start, *, until: Position) -> Iterator[Frame]:
+    """A frame for each event of its lives and of the pool, up to a position."""
+    state = begun.state
+    for record in log.find(Where(lives=(POOL, *begun.lives), after=begun.position, until=until)):
         event = record.event
         before = _as_in_the_whole(state, event)
-        state = _skip(before, event) if _is_elsewhere(before, event) else apply(before, event)
+        state = _skip(before, event) if _is_elsewhere(before, event) else follow(before, record)
         yield Frame(position=record.position, event=event, before=before, after=state)
 
 
@@ -70,6 +85,14 @@ def begin(log: LogStore, since: Position) -> tuple[State, Position]:
     """The newest state that is stored at or before a position, and where it stands; at the start the empty one."""
     snapshot = log.snapshot(max(since, log.header.first - 1))
     return (EMPTY, 0) if snapshot is None else (snapshot.state, snapshot.position)
+
+
+def bound(log: LogStore, until: Position | None) -> Position:
+    """A position up to which a ledger can be folded; None is its end. Raises LayoutError for one that it cannot."""
+    low, last = log.header.first - 1, log.durable()
+    if until is not None and not low <= until <= last:
+        raise LayoutError("until", f"a position from {low} to {last}", str(until))
+    return last if until is None else until
 
 
 def with_sharers(

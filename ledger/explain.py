@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from kvsweep.ledger import events as e
 from kvsweep.ledger import joint, phases
 from kvsweep.ledger.clauses import CLAUSES, WORDS
-from kvsweep.ledger.errors import LayoutError
+from kvsweep.ledger.errors import LayoutError, LogCorrupt
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.excerpt import fold_lives, open_lives, operations_begun
 from kvsweep.ledger.facts import Fact, facts_before
@@ -62,13 +62,15 @@ def explain(log: LogStore, position: Position) -> Explanation:
     first, last = log.header.first, log.durable()
     if not first <= position <= last:
         raise LayoutError("position", f"a position from {first} to {last}", str(position))
-    [record] = log.find(Where(after=position - 1, until=position))
+    record = next(log.find(Where(after=position - 1, until=position)), None)
+    if record is None:
+        raise LogCorrupt(position, "the event is missing")
     frame = None
     lives, sharing = _lives(log, position, record.event), isinstance(record.event, e.PrefixEvicted)
     for frame in fold_lives(log, lives, until=position, since=position - 1, sharing=sharing):  # noqa: B007 - the last
         pass
     if frame is None or frame.position != position:
-        raise LayoutError("position", "an event of a request or of the pool", str(position))
+        raise LogCorrupt(position, f"the event is not in its stream, that of {named(record.event.request)}")
     if isinstance(record.event, e.AckIgnored | e.AckRefused):
         frame = _as_judged(log, frame, record.event)
     request = _before(frame)

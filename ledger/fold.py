@@ -86,6 +86,16 @@ REDUCE_POOL: Final[dict[type[Event], Callable[[State, Any], Any]]] = {
 }
 
 LIVING: Final = frozenset({"RUNNING", "PREEMPTED", "FINISHING"})
+NOT_OF_THE_LIVING: Final = frozenset({e.RequestOpened, e.AckIgnored, e.AckRefused, e.CommandRefused})
+"""Facts that a request may have beside those of a life that is under way."""
+
+MACHINES: Final[dict[type[Event], tuple[tuple[str, phases.Table], ...]]] = {
+    kind: tuple(
+        (machine, table) for machine, table in phases.TABLES.items() if kind.__name__ in phases.ALPHABET[machine]
+    )
+    for kind in REDUCE
+}
+"""Machines that each event moves, with their tables."""
 
 
 def apply(state: State, event: Event) -> State:
@@ -144,24 +154,24 @@ def _expect_key(state: State, event: Event) -> RequestState:
 
 def _expect_phase(state: State, request: RequestState, event: Event) -> RequestState:
     """Advance every machine that knows the event; a missing key is the error. Then the joint rules."""
-    name = type(event).__name__
-    if type(event) not in REDUCE:
+    kind, name = type(event), type(event).__name__
+    if kind not in REDUCE:
         raise Refused(request.key, name, request.describe(), legal_now(request), "a fact of the pool, not of a request")
     before = request
-    for machine, table in phases.TABLES.items():
-        if name not in phases.ALPHABET[machine]:
-            continue
-        if isinstance(event, e.BlocksRetired) and event.cause != "retain":
+    for machine, table in MACHINES[kind]:
+        if kind is e.BlocksRetired and event.cause != "retain":  # type: ignore[attr-defined]
             continue  # only the view that the retain lane replaced moves that lane
         phase = request.life if machine == "life" else getattr(request, machine).phase
         after = table.get((phase, name))
         if after is None:
             raise Refused(request.key, name, before.describe(), legal_now(before))
+        if after == phase:
+            continue
         if machine == "life":
             request = replace(request, life=after)
         else:
             request = replace(request, **{machine: replace(getattr(request, machine), phase=after)})
-    if before.life not in LIVING and name not in ("RequestOpened", "AckIgnored", "AckRefused", "CommandRefused"):
+    if before.life not in LIVING and kind not in NOT_OF_THE_LIVING:
         raise Refused(request.key, name, before.describe(), legal_now(before), "the request is closed")
     reason = joint.broken(state, before, event)
     if reason is not None:

@@ -2,9 +2,11 @@
 
 from msgspec import Struct
 
+from kvsweep.ledger.errors import KvsweepError, LogCorrupt
 from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.fold import apply
 from kvsweep.ledger.state import State
-from kvsweep.ledger.store import Position
+from kvsweep.ledger.store import Position, Record
 
 
 class Frame(Struct, frozen=True, kw_only=True, gc=False):
@@ -14,3 +16,13 @@ class Frame(Struct, frozen=True, kw_only=True, gc=False):
     event: Event
     before: State
     after: State
+
+
+def follow(state: State, record: Record) -> State:
+    """State after a stored event. Raises LogCorrupt with its position for one that is illegal where it stands."""
+    try:
+        return apply(state, record.event)
+    except KvsweepError as error:
+        raise LogCorrupt(record.position, str(error)) from error
+    except (LookupError, ValueError) as error:  # a reducer that meets what it never expected
+        raise LogCorrupt(record.position, repr(error)) from error

@@ -3,6 +3,7 @@
 Every id space is a marker type, so that `Rows[Logical]` is never taken for `Rows[Physical]`.
 """
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Generic, TypeAlias, TypeVar
 
@@ -82,7 +83,7 @@ def int32_view(data: bytes) -> Int32:
     return np.frombuffer(data, dtype=_WIRE)
 
 
-class Rows(Struct, Generic[S], frozen=True, kw_only=True, array_like=True, gc=False):
+class Rows(Struct, Generic[S], frozen=True, kw_only=True, array_like=True, dict=True):
     """Ragged ids, one row an active layer (CSR).
 
     The bytes inside are immutable, hashable and encoded as they are: `layer` ascending, `row_ptr[r + 1]`, `id[n]`,
@@ -131,26 +132,28 @@ class Rows(Struct, Generic[S], frozen=True, kw_only=True, array_like=True, gc=Fa
         if int(row_ptr[0]) != 0 or int(row_ptr[-1]) != ids.size or bool(np.any(row_ptr[1:] < row_ptr[:-1])):
             raise LayoutError("row_ptr", f"0 ascending to {ids.size} ids", str(row_ptr.tolist()))
 
-    @property
+    @functools.cached_property
     def layers(self) -> Int32:
         """int32[rows]: decoder layer of each row, ascending."""
         return int32_view(self.layer_bytes)
 
-    @property
+    @functools.cached_property
     def row_ptr(self) -> Int32:
         """int32[rows + 1]."""
         return int32_view(self.row_ptr_bytes)
 
-    @property
+    @functools.cached_property
     def ids(self) -> Int32:
         """int32[n], row after row."""
         return int32_view(self.id_bytes)
 
-    @property
+    @functools.cached_property
     def counts(self) -> Int32:
-        """int32[rows]: ids in each row."""
+        """int32[rows]: ids in each row; read-only."""
         row_ptr = self.row_ptr
-        return (row_ptr[1:] - row_ptr[:-1]).astype(np.int32)
+        counts: Int32 = row_ptr[1:] - row_ptr[:-1]
+        counts.setflags(write=False)
+        return counts
 
     def __len__(self) -> int:
         return len(self.layer_bytes) // 4

@@ -102,11 +102,15 @@ JOINT: Final = (
 )
 
 
+_OF: Final[dict[type[Event], tuple[JointRule, ...]]] = {
+    kind: tuple(rule for rule in JOINT if kind in rule.events) for rule in JOINT for kind in rule.events
+}
+
+
 def broken(state: State, request: RequestState, event: Event) -> str | None:
     """First joint rule that forbids the event, as 'name: reason', or None."""
-    for rule in JOINT:
-        if isinstance(event, rule.events):
-            reason = rule.reason(state, request, event)
-            if reason is not None:
-                return f"{rule.name}: {reason}"
+    for rule in _OF.get(type(event), ()):
+        reason = rule.reason(state, request, event)
+        if reason is not None:
+            return f"{rule.name}: {reason}"
     return None

@@ -1,13 +1,16 @@
 """The layout of a model's KV cache: which layers, in which group, how large a block is. The engine states it once."""
 
+import functools
 import hashlib
 from typing import Literal
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
 from kvsweep.ledger.errors import LayoutError
+from kvsweep.ledger.ids import Int32, int32_bytes
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 GroupKind = Literal["full", "sliding"]
@@ -25,7 +28,7 @@ class LayerLayout(Struct, frozen=True, kw_only=True, array_like=True):
     window_tokens: int = 0  # sliding layers only
 
 
-class Layout(Struct, frozen=True, kw_only=True, array_like=True):
+class Layout(Struct, frozen=True, kw_only=True, array_like=True, dict=True):
     """What both sides must agree on. Call `check()` on one built by hand; `Layout.of` does."""
 
     model_hash: str
@@ -92,17 +95,37 @@ class Layout(Struct, frozen=True, kw_only=True, array_like=True):
         if not self.active_layers:
             raise LayoutError("layers", "at least one full-attention layer", "none")
 
-    @property
+    @functools.cached_property
     def groups(self) -> int:
         return max(layer.group for layer in self.layers) + 1
 
-    @property
+    @functools.cached_property
+    def group_of_layer(self) -> Int32:
+        """int32[layers]: the group of each."""
+        return np.fromiter((layer.group for layer in self.layers), dtype=np.int32, count=len(self.layers))
+
+    @functools.cached_property
+    def active_layer_bytes(self) -> bytes:
+        """'<i4': the active layers, as rows over them begin."""
+        return int32_bytes(self.active_layers)
+
+    @functools.cached_property
+    def active_group_bytes(self) -> bytes:
+        """'<i4': the group of each active layer."""
+        return int32_bytes([self.layers[layer].group for layer in self.active_layers])
+
+    @functools.cached_property
     def active_layers(self) -> tuple[int, ...]:
         """Decoder layers with full attention: the only ones selected and packed."""
         return tuple(layer.layer for layer in self.layers if layer.kind == "full")
 
     def group_layers(self, group: int) -> tuple[int, ...]:
-        return tuple(layer.layer for layer in self.layers if layer.group == group)
+        return self._layers_by_group[group]
+
+    @functools.cached_property
+    def _layers_by_group(self) -> tuple[tuple[int, ...], ...]:
+        groups = range(self.groups)
+        return tuple(tuple(layer.layer for layer in self.layers if layer.group == group) for group in groups)
 
     def group_kind(self, group: int) -> GroupKind:
         return next(layer.kind for layer in self.layers if layer.group == group)

@@ -25,6 +25,9 @@ SHOWN_BEFORE: Final = 5
 
 PROGRESS_EVENTS: Final = 1000
 
+MEASURED: Final = frozenset({"measured", "implementation", "evidence"})
+"""Fields that may differ between runs that are the same."""
+
 
 class Apart(Struct, frozen=True, kw_only=True):
     """One thing that differs, by name; '-' where one side does not have it."""
@@ -134,7 +137,7 @@ def _side(record: Record) -> Side:
 
 
 def _flat(event: Event) -> dict[str, str]:
-    return dict(_leaves("", plain_event(_compared(event))))
+    return {what: value for what, value in _leaves("", plain_event(event)) if what.partition(".")[0] not in MEASURED}
 
 
 def _evidence(log: LogStore) -> dict[str, str]:
@@ -149,7 +152,7 @@ def _evidence(log: LogStore) -> dict[str, str]:
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
     """(dotted path, value) of nested tables; a list is one value."""
-    if isinstance(value, dict) and value:
+    if isinstance(value, dict) and (value or not path):
         for name, part in value.items():
             yield from _leaves(f"{path}.{name}" if path else str(name), part)
     else:

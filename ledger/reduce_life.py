@@ -20,8 +20,9 @@ def opened(state: State, request: RequestState, event: RequestOpened) -> State:
         refuse(request, event, f"pool generation is {state.pool.pool_generation}, got {event.pool_generation}")
     if event.rows < 2:
         refuse(request, event, f"expected at least 2 table rows, got {event.rows}")
-    closed = tuple(name for name in state.pool.closed if name != event.request.request_id)
-    pool = replace(state.pool, closed=closed)
+    name, pool = event.request.request_id, state.pool
+    if name in pool.closed:
+        pool = replace(pool, closed=tuple(known for known in pool.closed if known != name))
     return adopt(state, replace(request, rows=event.rows), pool=pool)
 
 
@@ -81,7 +82,7 @@ def retired(state: State, request: RequestState, event: BlocksRetired) -> State:
         refuse(request, event, f"expected cause {views[event.generation].replaced_by}, got {event.cause}")
     layout = state.pool.layout
     ownership = state.ownership.change(request.key, layout, drop=(Holder("view", event.generation),))
-    freed = ownership.freed_since(state.ownership, request.key, layout).device
+    freed = ownership.freed_blocks(state.ownership, request.key, layout)
     if freed != event.freed:
         refuse(request, event, "the blocks said to be freed are not those that lost their last holder")
     left = tuple(view for view in request.views if view.generation != event.generation)

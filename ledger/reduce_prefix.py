@@ -62,7 +62,7 @@ def evicted(state: State, event: PrefixEvicted) -> State:
         raise Refused(POOL, "PrefixEvicted", "pool", (), f"there is no prefix {event.number}")
     layout = state.pool.layout
     ownership = state.ownership.change(POOL, layout, drop=(Holder("prefix", event.number),))
-    freed = ownership.freed_since(state.ownership, POOL, layout).device
+    freed = ownership.freed_blocks(state.ownership, POOL, layout)
     if freed != event.freed:
         raise Refused(POOL, "PrefixEvicted", "pool", (), "the blocks said to be freed are not those that are free")
     return replace(state, pool=replace(state.pool, prefixes=left), ownership=ownership)

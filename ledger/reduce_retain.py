@@ -14,7 +14,6 @@ from kvsweep.ledger.change import (
     commit_view,
     expected_ranks,
     free_row,
-    joined,
     next_generation,
     open_in,
     refuse,
@@ -32,6 +31,7 @@ from kvsweep.ledger.events import (
 from kvsweep.ledger.ids import Logical, Physical, Rows
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.ownership import Holder, Holding
+from kvsweep.ledger.ragged import empty_like, first_repeated, joined_rows, places, rows_like, same_rows
 from kvsweep.ledger.state import Lane, OpenOperation, RequestState, State
 
 
@@ -40,18 +40,17 @@ def planned(state: State, request: RequestState, event: RetainPlanned) -> State:
     pool = begin(state, request, event, event.operation)
     generation = next_generation(request, event, event.generation)
     layout = state.pool.layout
-    active = list(layout.active_layers)
-    if event.keep.layers.tolist() != active:
+    if event.keep.layer_bytes != layout.active_layer_bytes:
+        active = list(layout.active_layers)
         refuse(request, event, f"expected a row for each active layer {active}, got {event.keep.layers.tolist()}")
     free_row(state, request, event, event.row)
     check_destinations(state, request, event, event.moved_to, event.reserved)
     logical, physical = _kept(request, event)
     adopted = adopted_areas(request, event, event.adopted, layout)
-    table_logical: Rows[Logical] = Rows.of(joined(logical, event.adopted))
-    table: Rows[Physical] = _moved(request, event, Rows.of(joined(physical, adopted)))
-    for layer, ids in table_logical.items():
-        if np.unique(ids).size != ids.size:
-            refuse(request, event, f"layer {layer}: a logical block would have two slots")
+    table_logical = joined_rows(logical, event.adopted)
+    table = _moved(request, event, joined_rows(physical, adopted))
+    if event.adopted.id_bytes and (twice := first_repeated(table_logical)) is not None:  # slots of a view are apart
+        refuse(request, event, f"layer {twice}: a logical block would have two slots")
     if event.mode == "shared" and not _one_row_a_group(state.pool.layout, table):
         refuse(request, event, "a shared remap needs the same ordered physical row in every layer of a group")
     if event.mode in ("shared", "layer") and event.moved_to.size:
@@ -95,13 +94,11 @@ def planned(state: State, request: RequestState, event: RetainPlanned) -> State:
 
 def _kept(request: RequestState, event: RetainPlanned) -> tuple[Rows[Logical], Rows[Physical]]:
     view = request.view
-    logical, physical = {}, {}
-    for layer, slots in event.keep.items():
-        have = view.logical.row(layer) if view else np.empty(0, dtype=np.int32)
-        check_slots(request, event, layer, slots, have.size)
-        logical[layer] = have[slots]
-        physical[layer] = view.physical.row(layer)[slots] if view else have
-    return Rows.of(logical), Rows.of(physical)
+    check_slots(request, event, event.keep, view)
+    if view is None:
+        return empty_like(event.keep.layer_bytes), empty_like(event.keep.layer_bytes)
+    at = places(view.logical, event.keep)
+    return rows_like(event.keep, view.logical.ids[at]), rows_like(event.keep, view.physical.ids[at])
 
 
 def _moved(request: RequestState, event: RetainPlanned, table: Rows[Physical]) -> Rows[Physical]:
@@ -111,6 +108,8 @@ def _moved(request: RequestState, event: RetainPlanned, table: Rows[Physical]) -
         event.moved_to.row_ptr_bytes,
     ):
         refuse(request, event, "moved_from and moved_to rows differ")
+    if not event.moved_from.id_bytes and event.moved_from.layer_bytes == table.layer_bytes:
+        return table
     rows = dict(table.items())
     for layer, sources in event.moved_from.items():
         if layer not in rows:
@@ -124,10 +123,7 @@ def _moved(request: RequestState, event: RetainPlanned, table: Rows[Physical]) -
 
 
 def _one_row_a_group(layout: Layout, table: Rows[Physical]) -> bool:
-    rows: dict[int, set[bytes]] = {}
-    for layer, ids in table.items():
-        rows.setdefault(layout.layers[layer].group, set()).add(ids.tobytes())
-    return all(len(distinct) == 1 for distinct in rows.values())
+    return all(same_rows(table, layout.group_layers(group)) for group in range(layout.groups))
 
 
 def drained(state: State, request: RequestState, event: ReadersDrained) -> State:

@@ -3,7 +3,17 @@
 import numpy as np
 from msgspec.structs import replace
 
-from kvsweep.ledger.change import adopt, all_reported, begin, closed_record, expected_ranks, open_in, refuse, report
+from kvsweep.ledger.change import (
+    adopt,
+    all_reported,
+    begin,
+    closed_record,
+    expected_ranks,
+    open_in,
+    refuse,
+    report,
+    who_holds,
+)
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.events import (
     BlockLost,
@@ -42,15 +52,12 @@ def opened(state: State, request: RequestState, event: TailOpened) -> State:
             event,
             f"logical block {event.logical} is not after the tail's newest {newest} or is stored already",
         )
-    put = {}
+    put, taken = {}, state.ownership.taken(layout)
     for group, block in enumerate(physical):
         if run is None or not 0 <= block < run.device_blocks[group]:
             refuse(request, event, f"block {block} is not in the pool of group {group}")
-        for other, own in state.ownership.own.items():
-            if block in int32_view(own[group]):
-                refuse(request, event, f"block {block} of group {group} is owned by {other.request_id}")
-        if block in state.ownership.shared_blocks(layout)[group]:
-            refuse(request, event, f"block {block} of group {group} is shared")
+        if taken.device_blocks(group, np.asarray([block])).any():
+            refuse(request, event, who_holds(state, group, block))
         put[Holder("tail", event.logical, group)] = Holding(areas=block_areas(layout, group, [block]))
     reserve = tuple(np.asarray([block], dtype="<i4").tobytes() for block in physical)
     ownership = state.ownership.change(request.key, layout, put=put, reserve=reserve)
@@ -90,9 +97,9 @@ def store_started(state: State, request: RequestState, event: StoreStarted) -> S
     full = run.cpu_full_blocks if run else 0
     if not logical or len({*logical}) != len(logical) or len(logical) != len(source) or len({*source}) != len(source):
         refuse(request, event, f"expected one distinct CPU block for each distinct block, got {source} for {logical}")
-    held = {block for holders in state.ownership.held for block in state.ownership.sources(holders).tolist()}
+    taken = state.ownership.taken(layout)
     for block in source:
-        if not 0 <= block < full or block in held:
+        if not 0 <= block < full or taken.cpu_blocks(np.asarray([block])).any():
             refuse(request, event, f"CPU block {block} is held or not in [0, {full})")
     blocks = [_find(request, event, item) for item in logical]
     for block in blocks:
@@ -151,15 +158,16 @@ def registered(state: State, request: RequestState, event: SourcesRegistered) ->
     if logical.size and (int(logical.min()) < 0 or int(source.min()) < 0 or int(source.max()) >= full):
         refuse(request, event, f"expected logical blocks from 0 and CPU blocks in [0, {full})")
     again = int32_view(blocks_of(request.stale))
-    for other in state.ownership.held:
-        clash = np.setdiff1d(np.intersect1d(state.ownership.sources(other), source), again)
-        if clash.size:
-            refuse(request, event, f"CPU block {int(clash[0])} is held for {other.request_id}")
-    stale = int32_view(request.stale)
+    held = source[state.ownership.taken(state.pool.layout).cpu_blocks(source)]
+    clash = np.setdiff1d(held, again)
+    if clash.size:
+        block = int(clash[0])
+        refuse(request, event, f"CPU block {block} is held for {state.ownership.holds_source(block)}")
+    stale, was_stale = int32_view(request.stale), {*again.tolist()}
     for at, block in zip(logical.tolist(), source.tolist(), strict=True):
         if request.source_of(at) != HOLE:
             refuse(request, event, f"logical block {at} has a valid CPU block already")
-        if block in again and not (at < stale.size and stale[at] == block):
+        if block in was_stale and not (at < stale.size and stale[at] == block):
             refuse(request, event, f"CPU block {block} was not that of logical block {at}")
     known, left = with_blocks(request.source, logical, source), without(request.stale, logical)
     ownership = state.ownership.change(
@@ -212,7 +220,7 @@ def fence_opened(state: State, request: RequestState, event: FenceOpened) -> Sta
         refuse(request, event, f"expected one of the closed fences {request.fences}, got {event.fence}")
     layout = state.pool.layout
     ownership = state.ownership.change(request.key, layout, drop=(Holder("fence", event.fence),))
-    if ownership.freed_since(state.ownership, request.key, layout).device != event.freed:
+    if ownership.freed_blocks(state.ownership, request.key, layout) != event.freed:
         refuse(request, event, "the blocks said to be freed are not those that lost their last holder")
     fences = tuple(fence for fence in request.fences if fence != event.fence)
     return adopt(state, replace(request, fences=fences), ownership=ownership)

@@ -14,7 +14,6 @@ from kvsweep.ledger.change import (
     commit_view,
     expected_ranks,
     free_row,
-    joined,
     next_generation,
     open_in,
     refuse,
@@ -32,8 +31,10 @@ from kvsweep.ledger.events import (
     UploadAcknowledged,
     UploadPlanned,
 )
-from kvsweep.ledger.ids import HOLE, Rows, int32_view, no_rows
+from kvsweep.ledger.holding import distinct
+from kvsweep.ledger.ids import HOLE, int32_view, no_rows
 from kvsweep.ledger.ownership import Holder, Holding
+from kvsweep.ledger.ragged import first_common, first_outside, first_repeated, first_unsorted, joined_rows
 from kvsweep.ledger.state import KeepMap, Lane, OpenOperation, RequestState, State
 
 
@@ -60,15 +61,17 @@ def selected(state: State, request: RequestState, event: BlocksSelected) -> Stat
 def planned(state: State, request: RequestState, event: UploadPlanned) -> State:
     pool = begin(state, request, event, event.operation)
     generation = next_generation(request, event, event.generation)
-    active = list(state.pool.layout.active_layers)
-    if event.logical.layers.tolist() != active:
+    if event.logical.layer_bytes != state.pool.layout.active_layer_bytes:
+        active = list(state.pool.layout.active_layers)
         refuse(request, event, f"expected a row for each active layer {active}, got {event.logical.layers.tolist()}")
     view = request.view
-    for layer, ids in event.logical.items():
-        if ids.size and (int(ids[0]) < 0 or int(ids[-1]) >= request.whole_blocks or bool(np.any(ids[1:] <= ids[:-1]))):
-            refuse(request, event, f"layer {layer}: expected ascending ids in [0, {request.whole_blocks})")
-        if view is not None and event.kind == "diff" and np.intersect1d(ids, view.logical.row(layer)).size:
-            refuse(request, event, f"layer {layer}: a block that is already resident is uploaded again")
+    for wrong in (first_unsorted(event.logical), first_outside(event.logical, request.whole_blocks)):
+        if wrong is not None:
+            refuse(request, event, f"layer {wrong}: expected ascending ids in [0, {request.whole_blocks})")
+    if view is not None and event.kind == "diff":
+        again = first_common(view.logical, event.logical)
+        if again is not None:
+            refuse(request, event, f"layer {again}: a block that is already resident is uploaded again")
     if event.valid_tokens:
         _check_packed(state, request, event)
     opened = OpenOperation(
@@ -116,21 +119,20 @@ def leased(state: State, request: RequestState, event: BlocksLeased) -> State:
     adopted = adopted_areas(request, event, event.adopted, layout)
     base = request.view if opened.kind == "diff" else None
     old_logical, old_physical = (base.logical, base.physical) if base else (no_rows(), no_rows())
-    logical = joined(Rows.of(joined(old_logical, event.adopted)), opened.logical)
-    physical = joined(Rows.of(joined(old_physical, adopted)), event.destination)
-    for layer, ids in logical.items():
-        if np.unique(ids).size != ids.size:
-            refuse(request, event, f"layer {layer}: a logical block would have two slots")
+    logical = joined_rows(joined_rows(old_logical, event.adopted), opened.logical)
+    physical = joined_rows(joined_rows(old_physical, adopted), event.destination)
+    if event.adopted.id_bytes and (twice := first_repeated(logical)) is not None:  # the rest is apart already
+        refuse(request, event, f"layer {twice}: a logical block would have two slots")
     opened = replace(
         opened,
         destination=event.destination,
         adopted=event.adopted,
-        table=Rows.of(physical),
-        table_logical=Rows.of(logical),
+        table=physical,
+        table_logical=logical,
         row=event.row,
     )
     number = event.operation.operation_id
-    sources = np.unique(np.concatenate((event.source.ids, int32_view(event.copies)))).astype("<i4").tobytes()
+    sources = distinct(np.concatenate((event.source.ids, int32_view(event.copies)))).astype("<i4").tobytes()
     ownership = state.ownership.change(
         request.key,
         layout,
@@ -152,10 +154,9 @@ def _check_sources(state: State, request: RequestState, event: BlocksLeased, ope
     if copies.size:
         if int(copies.min()) < full or int(copies.max()) >= total or np.unique(copies).size != copies.size:
             refuse(request, event, f"copy destinations are not distinct ids in [{full}, {total})")
-        for key in state.ownership.held:  # an operation that settles may still be read from
-            taken = np.intersect1d(state.ownership.sources(key), copies)
-            if taken.size:
-                refuse(request, event, f"CPU block {int(taken[0])} is held for {key.request_id}")
+        taken = copies[state.ownership.taken(state.pool.layout).cpu_blocks(copies)]
+        if taken.size:  # an operation that settles may still be read from
+            refuse(request, event, f"CPU block {int(taken[0])} is held for {state.ownership.holds_source(taken[0])}")
         if np.setdiff1d(event.source.ids, copies).size:
             refuse(request, event, "a copied plan reads a CPU block that is not one of its copies")
         return
@@ -198,10 +199,7 @@ def published(state: State, request: RequestState, event: KeepMapPublished) -> S
     pool = begin(state, request, event, event.operation)
     if event.selection_revision != request.selection_revision:
         refuse(request, event, f"expected selection {request.selection_revision}, got {event.selection_revision}")
-    slots = request.view.logical if request.view else no_rows()
-    counts = dict(zip(slots.layers.tolist(), slots.counts.tolist(), strict=True))
-    for layer, keep_slots in event.keep.items():
-        check_slots(request, event, layer, keep_slots, counts.get(layer, 0))
+    check_slots(request, event, event.keep, request.view)
     opened = OpenOperation(operation=event.operation, lane="upload", replaced=request.current)
     keep = KeepMap(selection_revision=event.selection_revision, map_revision=request.map_revision, keep=event.keep)
     key, digest = request.selected

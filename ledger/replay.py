@@ -8,12 +8,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from kvsweep.ledger.block_life import EVENTS_FOLDED, LIVES_FOLDED, BlockLife, expect_in_pool, run_of, why_block
-from kvsweep.ledger.errors import LayoutError
-from kvsweep.ledger.excerpt import begin, lives_at
+from kvsweep.ledger.errors import LayoutError, SettingsError
+from kvsweep.ledger.excerpt import begin, bound, lives_at
 from kvsweep.ledger.explain import Explanation, explain
 from kvsweep.ledger.figures import Figures, figures
-from kvsweep.ledger.fold import apply
-from kvsweep.ledger.frame import Frame
+from kvsweep.ledger.frame import Frame, follow
 from kvsweep.ledger.ids import POOL, RequestKey
 from kvsweep.ledger.parting import Parting, diff
 from kvsweep.ledger.query import Block, Where, matches
@@ -24,6 +23,8 @@ from kvsweep.ledger.verify import Verification, Verified
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from kvsweep.ledger.store_repair import Repaired
 
 Progress = Callable[[Position], None]
 """Told the position now and then."""
@@ -43,6 +44,19 @@ class Ledger:
         """Open the ledger at a store's url. Raises SettingsError or LogError as `open_log` does."""
         return cls(open_log(url, read_only=True))
 
+    @staticmethod
+    def repair(url: str, *, progress: Progress | None = None) -> "Repaired":
+        """Make a damaged ledger one that can be read and gone on with; what was there is kept under other names.
+
+        Nobody may be writing it. Raises SettingsError or LogError as `store_repair.repair` does.
+        """
+        from kvsweep.ledger.store_repair import repair
+
+        scheme, colon, path = url.partition(":")
+        if scheme != "sqlite" or not (colon and path):
+            raise SettingsError("log.url", '"sqlite:PATH"', repr(url))
+        return repair(path, progress=progress)
+
     def __enter__(self) -> "Ledger":
         return self
 
@@ -56,6 +70,8 @@ class Ledger:
 
     @property
     def log(self) -> LogStore:
+        """The store, once all that its writer has handed over is stored. Raises LogError where that failed."""
+        self._log.flush()
         return self._log
 
     @property
@@ -66,7 +82,7 @@ class Ledger:
 
     def streams(self) -> list[Stream]:
         """Every life of every request and the pool's facts, in the order of their first event."""
-        return self._log.requests()
+        return self.log.requests()
 
     def requests(self) -> list[RequestKey]:
         """Every life of every request, in the order of its first event."""
@@ -83,7 +99,7 @@ class Ledger:
 
     def last(self) -> Position:
         """Position of the last event; 0 for an empty ledger."""
-        return self._log.durable()
+        return self.log.durable()
 
     def events(
         self,
@@ -124,10 +140,10 @@ class Ledger:
         where.check()
         layout = None
         if where.block is not None:
-            run = run_of(self._log)
+            run = run_of(self.log)
             expect_in_pool(run, where.block)
             layout = run.layout
-        records = self._log.find(where, newest_first=newest_first)
+        records = self.log.find(where, newest_first=newest_first)
         return (record for record in records if matches(record.event, where, layout))
 
     def position_at(self, seconds: float) -> Position:
@@ -136,15 +152,13 @@ class Ledger:
 
         Raises LayoutError for a ledger that does not keep times.
         """
-        low, high = self._log.header.first, self.last() + 1
+        low, high, wanted = self.log.header.first, self.last() + 1, round(seconds * 1e6)
         while low < high:
             middle = (low + high) // 2
-            [record] = self._log.find(Where(after=middle - 1, until=middle))
-            if not record.time:
-                raise LayoutError(
-                    "time", "a ledger of schema 2 or later, which keeps times", f"schema {self.header.schema}"
-                )
-            if record.time < seconds * 1e6:
+            record = next(self.log.find(Where(after=middle - 1, until=middle)), None)
+            if record is None or not record.time:
+                raise LayoutError("time", "a ledger file that keeps times (schema 2 or later)", "one that does not")
+            if record.time < wanted:
                 low = middle + 1
             else:
                 high = middle
@@ -156,7 +170,7 @@ class Ledger:
         """Fold from the first event that is kept; a frame an event (of one life, if given), up to position `until`.
 
         The whole ledger is folded either way, because requests share the pool. Raises LayoutError for an unknown
-        request or a position beyond the end, and what the fold raises for an event that is illegal where it stands.
+        request or a position beyond the end, LogCorrupt for an event that is illegal where it stands.
         """
         if request is not None:
             self._expect_known(request)
@@ -169,10 +183,10 @@ class Ledger:
         """
         end = self._bound(until)
         if lives is not None:
-            return lives_at(self._log, lives, at=end)
-        state, after = begin(self._log, end)
-        for record in self._log.find(Where(after=after, until=end)):
-            state = apply(state, record.event)
+            return lives_at(self.log, lives, at=end)
+        state, after = begin(self.log, end)
+        for record in self.log.find(Where(after=after, until=end)):
+            state = follow(state, record)
         return state
 
     def figures(self, until: Position | None = None, *, lives: Collection[RequestKey] | None = None) -> list[Figures]:
@@ -188,21 +202,22 @@ class Ledger:
         Raises nothing that the ledger's content causes: the first fault stands in the answer. A ledger whose writer
         was killed is checked up to its end. Raises LayoutError for a position beyond the end.
         """
-        end, first = self._bound(until), self._log.header.first
-        snapshot = self._log.snapshot(first - 1) if first > 1 else None
-        return Verification(self._log, end, progress, snapshot).run()
+        end, first = self._bound(until), self.log.header.first
+        snapshot = self.log.snapshot(first - 1) if first > 1 else None
+        return Verification(self.log, end, progress, snapshot).run()
 
     def check(self, *, until: Position | None = None, progress: Progress | None = None) -> tuple[Verified, State]:
-        """As `verify`, but from the newest snapshot on and without the store's structure; with the state it gives."""
+        """As `verify`, but from the newest snapshot on, with the laws at the end alone and without the store's
+        structure; with the state that it gives."""
         end = self._bound(until)
-        one = Verification(self._log, end, progress, self._log.snapshot(max(end, self._log.header.first - 1)))
+        one = Verification(self.log, end, progress, self.log.snapshot(end), often=False)
         return one.run(structure=False), one.state
 
     # ---- asking
 
     def explain(self, position: Position) -> Explanation:
         """Why the event at a position was legal, ignored or refused. Raises LayoutError for a position it lacks."""
-        return explain(self._log, position)
+        return explain(self.log, position)
 
     def why_block(
         self,
@@ -214,15 +229,15 @@ class Ledger:
         events: int = EVENTS_FOLDED,
     ) -> BlockLife:
         """The life of one device block: owners, holders of each area, writes. Raises as `block_life.why_block`."""
-        return why_block(self._log, Block(group, block), until=until, lives=lives, events=events)
+        return why_block(self.log, Block(group, block), until=until, lives=lives, events=events)
 
     def diff(self, other: "Ledger", *, every_event: bool = False, progress: Progress | None = None) -> Parting:
         """The first event in which two ledgers differ, and the states there."""
-        return diff(self._log, other._log, every_event=every_event, progress=progress)
+        return diff(self.log, other.log, every_event=every_event, progress=progress)
 
     def stats(self) -> Stats:
         """Events and bytes by type, and how operations ended."""
-        return stats(self._log)
+        return stats(self.log)
 
     def table(self, where: Where | None = None) -> "pa.Table":
         """Events as an Arrow table. Raises SettingsError where pyarrow is not installed."""
@@ -233,20 +248,17 @@ class Ledger:
     # ---- parts
 
     def _frames(self, request: RequestKey | None, until: Position) -> Iterator[Frame]:
-        state, after = begin(self._log, 0)
-        for record in self._log.read(after=after):
+        state, after = begin(self.log, 0)
+        for record in self.log.read(after=after):
             if record.position > until:
                 return
-            following = apply(state, record.event)
+            following = follow(state, record)
             if request is None or record.event.request == request:
                 yield Frame(position=record.position, event=record.event, before=state, after=following)
             state = following
 
     def _bound(self, until: Position | None) -> Position:
-        last = self.last()
-        if until is not None and not 0 <= until <= last:
-            raise LayoutError("until", f"a position from 0 to {last}", str(until))
-        return last if until is None else until
+        return bound(self.log, until)
 
     def _expect_known(self, request: RequestKey) -> None:
         known = [stream.request for stream in self.streams()]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from kvsweep.ledger.codec import RULES, encode_batch
+from kvsweep.ledger.codec import RULES, Bodies, encode_group
 from kvsweep.ledger.errors import LogCorrupt, LogError, SequenceConflict
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import RequestKey
@@ -97,14 +97,13 @@ class SqliteLog:
             raise LogError(f"ledger {self.path} was opened to be read only")
         self.durable()
         expect_position(expected, self._last)
-        bodies = encode_batch(batch)
+        bodies = encode_group(list(batch))
         following = self._fence.check(batch)
         self.append_encoded(batch, bodies, level=level)
         self._fence.advance(following)
-        self.pace.added(len(batch), sum(map(len, bodies)))
         return self._last
 
-    def append_encoded(self, batch: Sequence[Event], bodies: Sequence[bytes], *, level: Level) -> Position:
+    def append_encoded(self, batch: Sequence[Event], bodies: Bodies, *, level: Level) -> Position:
         """Store events whose encoding and numbers the caller has checked, as one group; for the rest as `append`."""
         db = self._expect_open().active.db.raw
         if self._failed is not None:
@@ -115,11 +114,14 @@ class SqliteLog:
             if level != self._level:
                 db.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[level]}")
                 self._level = level
+            self._presence.expect()  # a hole that the write itself would hide
             numbers, new = self._names.assign(event.request.request_id for event in batch)
-            self._intake.store(pack(batch, bodies, numbers, self._last + 1, time.time_ns() // 1000), new)
+            group = pack(batch, bodies, numbers, self._last + 1, time.time_ns() // 1000)
+            self._intake.store(group, new)
             self._names.keep(numbers, new)
             self._presence.expect()
         self._last += len(batch)
+        self.pace.added(len(batch), len(group.body))
         if level == "power":
             self._synced = self._last
         self._watchers.tell(self._last)

@@ -90,7 +90,7 @@ class Remembered(Struct, frozen=True, kw_only=True, gc=False):
     aborted: str = ""  # why it ended without a commit
 
 
-class RequestState(Struct, frozen=True, kw_only=True, gc=False):
+class RequestState(Struct, frozen=True, kw_only=True, dict=True):
     key: RequestKey
     seq: int = 0  # of the next event
     life: str = "NEW"

@@ -159,8 +159,11 @@ class Chain:
         return open_segment(file_of(self.path, number), read_only=read_only, any_thread=self._any_thread)
 
 
-def open_segment(path: str, *, read_only: bool, any_thread: bool = False) -> Segment:
-    """Open one file. Raises LogError for what is no ledger's file or is damaged, UnknownSchema for a newer one."""
+def open_segment(path: str, *, read_only: bool, any_thread: bool = False, whole: bool = True) -> Segment:
+    """Open one file. Raises LogError for what is no ledger's file or is damaged, UnknownSchema for a newer one.
+
+    whole  False: one that was shortened is opened too, for what can be read of it
+    """
     try:
         expect_file(path)
         if not read_only and has_log(path):
@@ -169,7 +172,8 @@ def open_segment(path: str, *, read_only: bool, any_thread: bool = False) -> Seg
         try:
             schema = schema_of(db, SCHEMA)
             segment = RowSegment(db) if schema == store_schema1.SCHEMA else GroupSegment(db)
-            expect_whole(db)
+            if whole:
+                expect_whole(db)
             expect_known(segment.header)
             if not read_only:
                 _prepare(db, segment)

@@ -8,7 +8,7 @@ from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.store import Stream
 
-STREAMS: Final = 16384  # remembered; of those that have been silent longest the store is asked again
+STREAMS: Final = 16384  # remembered; of those that began first the store is asked again
 
 
 class Fence:
@@ -49,11 +49,28 @@ class Fence:
             following[request] = expected
         return following
 
+    def admit(self, batch: Sequence[Event]) -> None:
+        """`check` and `advance` in one step, for a writer to whom nothing can happen in between."""
+        request = batch[0].request
+        known = self._next.get(request)
+        expected = self._expected(batch[0]) if known is None else known
+        for event in batch:
+            if event.request is not request:
+                self.advance(self.check(batch))
+                return
+            if event.seq != expected:
+                raise SequenceConflict(request, expected, event.seq)
+            expected += 1
+        self._next[request] = expected
+        if known is None:
+            self._forget()
+
     def advance(self, following: dict[RequestKey, int]) -> None:
         """The batch is in the writer's hands."""
-        for request, number in following.items():
-            self._next.pop(request, None)  # the latest stand at the end
-            self._next[request] = number
+        self._next.update(following)
+        self._forget()
+
+    def _forget(self) -> None:
         while len(self._next) > self._limit:
             del self._next[next(iter(self._next))]
             self._complete = False

@@ -1,6 +1,6 @@
 """Files of schema 2, a row a group of events: tables, and rows that carry checksums over everything they say.
 
-A group's bodies stand one behind the other in one value, so that storing a group costs a row and not one an event. The
+A group's bodies are one msgpack array, so that storing a group costs a row and not one an event. The
 plain columns of its events stand beside them as JSON, which view `events` lays out for any SQLite tool. `places` finds
 the events of one life: a row for every run of them within a group.
 """
@@ -12,7 +12,7 @@ from typing import Final, TypeAlias, get_type_hints
 
 import msgspec
 
-from kvsweep.ledger.codec import EVENT_TYPES, decode, decode_batch, split_batch
+from kvsweep.ledger.codec import EVENT_TYPES, Bodies, decode, decode_batch, decode_group, list_head, split_batch
 from kvsweep.ledger.errors import LogCorrupt, LogError
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import Operation
@@ -76,11 +76,10 @@ class Group(msgspec.Struct, frozen=True):
     places: str
 
 
-def pack(
-    batch: Sequence[Event], bodies: Sequence[bytes], numbers: Mapping[str, int], first: Position, time: int
-) -> Group:
+def pack(batch: Sequence[Event], bodies: Bodies, numbers: Mapping[str, int], first: Position, time: int) -> Group:
     """A group of events.
 
+    bodies   the same events, encoded
     numbers  the number of each request id
     first    position of the first event
     time     microseconds since 1970
@@ -88,13 +87,14 @@ def pack(
     plain: list[Plain] = []
     places: list[list[int]] = []
     crcs: list[int] = []
-    crc, offset, run = 0, 0, [-1, -1, 0, 0, 0, 0, 0]
-    for index, (event, body) in enumerate(zip(batch, bodies, strict=True)):
-        request, seq, size = event.request, event.seq, len(body)
+    data, offset, run = memoryview(bodies.data), bodies.start, [-1, -1, 0, 0, 0, 0, 0]
+    crc = zlib.crc32(data[:offset])
+    for index, (event, size) in enumerate(zip(batch, bodies.sizes, strict=True)):
+        request, seq = event.request, event.seq
         name, has_operation, has_rank = _NAMED[type(event)]
         operation: Operation | None = event.operation if has_operation else None  # type: ignore[attr-defined]
         rid = numbers[request.request_id]
-        crc = zlib.crc32(body, crc)
+        crc = zlib.crc32(data[offset : offset + size], crc)
         crcs.append(crc)
         plain.append(
             (
@@ -123,7 +123,7 @@ def pack(
         crc=crc_of(first, len(plain), time, checksums, text),
         crcs=checksums,
         plain=text,
-        body=b"".join(bodies),
+        body=bodies.data,
         places=_JSON.encode(places).decode(),
     )
 
@@ -131,8 +131,8 @@ def pack(
 def unpack(row: Row) -> list[Event]:
     """Events of a row of GROUP_COLUMNS. Raises LogCorrupt with the position of the first that is not as written."""
     first, crcs, plain, body = expect_group(row)
-    events = decode_batch(body, len(crcs) // 4)
-    if events is not None:
+    events = decode_group(body)
+    if events is not None and 4 * len(events) == len(crcs):
         return events
     return [_decoded(first + index, body, entry) for index, entry in enumerate(plain_of(first, plain))]
 
@@ -184,7 +184,8 @@ def unpack_run(position: Position, events: int, first: Position, crcs: object, b
     index = position - first
     if not isinstance(crcs, bytes) or not isinstance(body, bytes) or not 0 <= index < index + events <= len(crcs) // 4:
         raise LogCorrupt(position, "the event stands outside its group")
-    if zlib.crc32(body, _word(crcs, index - 1) if index else 0) != _word(crcs, index + events - 1):
+    before = _word(crcs, index - 1) if index else zlib.crc32(list_head(len(crcs) // 4))
+    if zlib.crc32(body, before) != _word(crcs, index + events - 1):
         raise LogCorrupt(position, "the event or one after it does not have the checksum that it was written with")
     found = decode_batch(body, events)
     if found is not None:
@@ -202,12 +203,12 @@ def unpack_run(position: Position, events: int, first: Position, crcs: object, b
 
 def _damaged(first: Position, crcs: bytes, plain: str, body: bytes) -> LogCorrupt:
     """At the first event whose running checksum is another."""
-    crc = 0
+    crc = zlib.crc32(list_head(len(crcs) // 4))
     for index, entry in enumerate(plain_of(first, plain)):
         crc = zlib.crc32(body[entry[6] : entry[6] + entry[7]], crc)
         if crc != _word(crcs, index):
             return LogCorrupt(first + index, "the event does not have the checksum that it was written with")
-    return LogCorrupt(first, "its group has bytes that belong to no event")
+    return LogCorrupt(first, "its group has bytes that belong to no event, or lacks its head")
 
 
 def _decoded(position: Position, body: bytes, entry: Plain) -> Event:

@@ -11,7 +11,7 @@ SNAPSHOT_SHARE: Final = 10  # bytes of events for each byte of a snapshot, at th
 
 
 class Pace:
-    """Counts what is appended. The owner of a log counts and asks, whoever writes it says what was stored.
+    """Counts what is stored. Whoever writes the log counts, its owner asks: a thread's count may be one group behind.
 
     A snapshot may be as large as many events, so it is due only after ten times its size.
 

@@ -10,7 +10,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol, TypeAlias
 
-from kvsweep.ledger.codec import encode_batch
+from msgspec import Struct
+
+from kvsweep.ledger.codec import Bodies, encode_group
 from kvsweep.ledger.errors import LogError
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import RequestKey
@@ -38,7 +40,7 @@ GROUP_BYTES: Final = 2**20
 class Backing(LogStore, Protocol):
     """The store behind the queue; after construction only the queue's thread calls it."""
 
-    def append_encoded(self, batch: Sequence[Event], bodies: Sequence[bytes], *, level: Level) -> Position: ...
+    def append_encoded(self, batch: Sequence[Event], bodies: Bodies, *, level: Level) -> Position: ...
 
     def following(self, request: RequestKey) -> int: ...
 
@@ -48,14 +50,12 @@ class Backing(LogStore, Protocol):
     def fence(self, look_up: Callable[[RequestKey], int]) -> Fence: ...
 
 
-class _Batch:
+class _Batch(Struct, frozen=True, gc=False):
     """What one `append` handed over."""
 
-    __slots__ = ("bodies", "events", "level", "size")
-
-    def __init__(self, events: Sequence[Event], bodies: list[bytes], level: Level) -> None:
-        self.events, self.bodies, self.level = events, bodies, level
-        self.size = sum(map(len, bodies))
+    events: tuple[Event, ...]
+    bodies: Bodies
+    level: Level
 
 
 class _End:
@@ -97,16 +97,18 @@ class QueuedLog:
         return self._backing.header
 
     def append(self, batch: Sequence[Event], *, expected: Position | None = None, level: Level = "power") -> Position:
-        self._expect_writing()
-        expect_position(expected, self._last)
+        if self._closed or self._failed is not None:
+            self._expect_writing()
+        if expected is not None:
+            expect_position(expected, self._last)
         if not batch:
             return self._last
-        given = _Batch(tuple(batch), encode_batch(batch), level)
-        self._fence.advance(self._fence.check(batch))
-        self._last += len(batch)
-        self._given_bytes += given.size
-        self._pace.added(len(batch), given.size)
-        self._queue.put(given)
+        events = tuple(batch)
+        bodies = encode_group(events)
+        self._fence.admit(events)
+        self._last += len(events)
+        self._given_bytes += len(bodies.data)
+        self._queue.put(_Batch(events, bodies, level))
         return self._last
 
     def durable(self, level: Level = "process") -> Position:
@@ -225,7 +227,7 @@ class QueuedLog:
         while isinstance(item, _Batch):
             group.append(item)
             events += len(item.events)
-            size += item.size
+            size += len(item.bodies.data)
             if events >= GROUP_EVENTS or size >= GROUP_BYTES:
                 return group, None
             try:
@@ -237,8 +239,8 @@ class QueuedLog:
     def _store(self, group: list[_Batch]) -> None:
         level: Level = "power" if any(batch.level == "power" for batch in group) else "process"
         events = [event for batch in group for event in batch.events]
-        bodies = [body for batch in group for body in batch.bodies]
+        bodies = Bodies.joined([batch.bodies for batch in group])
         position = self._backing.append_encoded(events, bodies, level=level)
-        self._stored_bytes += sum(batch.size for batch in group)
+        self._stored_bytes += sum(len(batch.bodies.data) for batch in group)
         self._durable = {"process": position, "power": position if level == "power" else self._durable["power"]}
         self._watchers.tell(position)

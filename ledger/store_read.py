@@ -132,12 +132,13 @@ def snapshot_in(chain: Chain, until: Position) -> Snapshot | None:
 
 
 def damage_of(chain: Chain) -> tuple[Position | None, str] | None:
-    """The first fault in the structure of a file, or between two files."""
-    for segment in chain.segments():
-        found = segment.damage()
-        if found is not None:
-            return found
+    """The first fault in the structure of a file, in what stands beside the events, or between two files."""
     try:
+        for segment in chain.segments():
+            found = segment.damage()
+            if found is not None:
+                return found
+            segment.expect_places()
         for _ in _parts(chain, 0, 0):
             pass
     except LogCorrupt as error:

@@ -13,6 +13,7 @@ import msgspec
 
 from kvsweep.ledger.codec import decode
 from kvsweep.ledger.errors import LogCorrupt, LogError
+from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.query import Where, may_match
 from kvsweep.ledger.store import Header, Position, Record, Snapshot, Stream
@@ -88,6 +89,27 @@ class RowSegment:
             if not rows:
                 raise LogCorrupt(last + 1, f"the event is missing, the last one stands at {until}")
 
+    def groups(self) -> Iterator[tuple[list[Event], int]]:
+        """Whole groups are not known of this schema: (events up to the first damage, 0), some at a time."""
+        events: list[Event] = []
+        fault: LogCorrupt | None = None
+        records = self.read_all(0, self.last())
+        while True:
+            try:
+                events.append(next(records).event)
+            except StopIteration:
+                break
+            except LogCorrupt as error:
+                fault = error
+                break
+            if len(events) == CHUNK:
+                yield events, 0
+                events = []
+        if events:
+            yield events, 0
+        if fault is not None:
+            raise fault
+
     def read_one(self, request: RequestKey, after: Position, until: Position) -> Iterator[Record]:
         rids, error = self.db.fetch("SELECT rid FROM requests WHERE id = ?", (request.request_id,))
         if error is not None:
@@ -149,6 +171,9 @@ class RowSegment:
             return None
         row = re.search(r"\brow (\d+)", text)
         return (int(row[1]) if row else None), text
+
+    def expect_places(self) -> None:
+        """Nothing stands beside the rows of this schema."""
 
     def close(self) -> None:
         self.db.close()

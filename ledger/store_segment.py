@@ -9,25 +9,29 @@ from typing import Final
 
 import msgspec
 
+from kvsweep.ledger.codec import Bodies, list_head, split_batch
 from kvsweep.ledger.digest import Digest
 from kvsweep.ledger.errors import LogCorrupt, LogError
+from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.query import NAMES_BLOCKS, SENT_TO_RANKS, TURNED_BACK, Where, may_match
-from kvsweep.ledger.state import State
 from kvsweep.ledger.store import Header, Position, Record, Snapshot, Stream
-from kvsweep.ledger.store_file import FAULTS, Database, expect_tables
+from kvsweep.ledger.store_file import FAULTS, Database, Row, expect_tables
 from kvsweep.ledger.store_format import (
     GROUP_COLUMNS,
     SCHEMA,
     TABLES,
+    Place,
     Plain,
     crc_of,
+    pack,
     plain_of,
     unpack,
     unpack_before,
     unpack_run,
     unpack_some,
 )
+from kvsweep.ledger.store_snapshot import decode_state, encode_state
 
 CHUNK: Final = 32  # groups or runs a query: a reader holds no transaction while its caller works
 
@@ -38,6 +42,7 @@ _ONE: Final = (
     f"AND position + p.events > ? ORDER BY p.seq LIMIT {CHUNK}"
 )
 _PLAINS: Final = f"SELECT first, plain FROM groups WHERE first > ? ORDER BY first LIMIT {CHUNK}"
+_PLACE: Final = "SELECT events, position, first, offset, bytes FROM places WHERE rid = ? AND epoch = ? AND seq = ?"
 _STREAMS: Final = (
     "SELECT id, epoch, max(seq + events), max(position + events) - 1 FROM places JOIN requests USING (rid) "
     "GROUP BY rid, epoch ORDER BY min(position)"
@@ -47,9 +52,6 @@ _LATEST: Final = (
     "GROUP BY rid, epoch ORDER BY rid DESC, epoch DESC LIMIT ?"
 )
 _TOLD: Final = SENT_TO_RANKS | TURNED_BACK
-
-_ENCODER: Final = msgspec.msgpack.Encoder()
-_STATE: Final[msgspec.msgpack.Decoder[State]] = msgspec.msgpack.Decoder(State)
 
 
 class GroupSegment:
@@ -97,6 +99,43 @@ class GroupSegment:
                 self.db.unreadable(error, start)
             if not rows:
                 raise LogCorrupt(start, f"the event is missing, the last one stands at {until}")
+
+    def groups(self) -> Iterator[tuple[list[Event], int]]:
+        """(events, time) of every whole group. Raises LogCorrupt at the first that is missing or damaged."""
+        start, last = self.header.first, self.last()
+        while start <= last:
+            rows, error = self.db.fetch(_ALL, (start, last))
+            for row in rows:
+                if row[0] != start:
+                    raise LogCorrupt(start, f"the event is missing, the next one stands at {row[0]}")
+                yield unpack(row), row[2]
+                start += row[1]
+            if error is not None:
+                self.db.unreadable(error, start)
+            if not rows:
+                raise LogCorrupt(start, f"the event is missing, the last one stands at {last}")
+
+    def expect_places(self) -> None:
+        """Raise LogCorrupt unless what stands beside the bodies, and the places of lives, say what the bodies say."""
+        names, runs = dict(self.db.raw.execute("SELECT id, rid FROM requests").fetchall()), 0
+        first = self.header.first
+        for events, time in self.groups():
+            unknown = {event.request.request_id for event in events} - names.keys()
+            if unknown:
+                raise LogCorrupt(first, f"the request {min(unknown)!r} has no number")
+            [(plain, body)] = self.db.raw.execute("SELECT plain, body FROM groups WHERE first = ?", (first,)).fetchall()
+            # As they were written: an event that has got a field since is encoded otherwise today.
+            head = len(list_head(len(events)))
+            bodies = Bodies(body, [len(piece) for piece in split_batch(body[head:], len(events))])
+            again = pack(events, bodies, names, first, time)
+            places = msgspec.json.decode(again.places, type=list[Place])
+            found = [self._place(place) == (*place[3:5], first, *place[5:]) for place in places]
+            if plain != again.plain or not all(found):
+                raise LogCorrupt(first, "what stands beside the bodies of its group is not what they say")
+            first, runs = first + len(events), runs + len(places)
+        stored = self.db.ask("SELECT count(*) FROM places")
+        if stored != runs:
+            raise LogCorrupt(first, f"expected {runs} places of lives, got {stored}")
 
     def read_one(self, request: RequestKey, after: Position, until: Position) -> Iterator[Record]:
         rid, last, seq = self._number_of(request), after, -1
@@ -203,10 +242,7 @@ class GroupSegment:
                 return None
             position, digest, chain, body, crc = rows[0]
             if crc == crc_of(position, digest, chain, body):
-                try:
-                    state = _STATE.decode(body)
-                except (msgspec.DecodeError, msgspec.ValidationError):
-                    state = None  # a version whose state was another
+                state = decode_state(body)
                 if state is not None and Digest(self.header.rules, chain).value(state) == digest:
                     return Snapshot(position=position, digest=digest, chain=chain, state=state)
             until = position - 1
@@ -233,6 +269,10 @@ class GroupSegment:
     def close(self) -> None:
         self.db.close()
 
+    def _place(self, place: Place) -> Row | None:
+        row: Row | None = self.db.raw.execute(_PLACE, place[:3]).fetchone()
+        return row
+
     def _number_of(self, request: RequestKey) -> int | None:
         rows, error = self.db.fetch("SELECT rid FROM requests WHERE id = ?", (request.request_id,))
         if error is not None:
@@ -242,7 +282,7 @@ class GroupSegment:
 
 def insert_snapshot(db: sqlite3.Connection, snapshot: Snapshot) -> int:
     """Store a snapshot. Returns its bytes; raises the database's own errors."""
-    body = _ENCODER.encode(snapshot.state)
+    body = encode_state(snapshot.state)
     row = (snapshot.position, snapshot.digest, snapshot.chain, body)
     db.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?, ?)", (*row, crc_of(*row)))
     return len(body)

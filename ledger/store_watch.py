@@ -46,6 +46,8 @@ class Presence:
             try:
                 found = os.stat(path)
             except FileNotFoundError as error:
+                if path not in self._seen:
+                    continue  # the write-ahead file comes with the first write
                 raise LogError(f"{path} was removed under its writer") from error
             inode, device, size = self._seen.get(path, (found.st_ino, found.st_dev, 0))
             if (found.st_ino, found.st_dev) != (inode, device):

@@ -1,16 +1,18 @@
 """What follows from the state by itself: completions, commits, retirements, closing. Each step is one more event."""
 
-import numpy as np
 from msgspec import Struct
 
+from kvsweep.kernels.table import Kernels
 from kvsweep.ledger import events as e
-from kvsweep.ledger.ids import HOLE, Int32, Operation, RequestKey, int32_bytes, int32_view
+from kvsweep.ledger.ids import HOLE, Operation, RequestKey, int32_bytes
 from kvsweep.ledger.messages import Acknowledge, Cancel, Release
 from kvsweep.ledger.ownership import Holder
 from kvsweep.ledger.phases import ABORTABLE
-from kvsweep.ledger.state import OpenOperation, State
+from kvsweep.ledger.state import OpenOperation, RequestState
+from kvsweep.ledger.taken import freed
 from kvsweep.runtime.batch import Batch
 from kvsweep.runtime.settings import Settings
+from kvsweep.runtime.spoken import Spoken
 from kvsweep.runtime.steps import OpenSteps
 
 
@@ -19,45 +21,45 @@ class Context(Struct, frozen=True):
 
     settings: Settings
     steps: OpenSteps
-
-
-def floor(state: State) -> int:
-    """Lowest operation id that may still be spoken of: below it a rank forgets and refuses."""
-    ids = [
-        opened.operation.operation_id
-        for request in state.requests.values()
-        for opened in (*request.open_operations(), *request.settling)
-    ]
-    return min(ids, default=state.pool.next_operation_id)
+    kernels: Kernels
+    spoken: Spoken
 
 
 def settle(batch: Batch, context: Context, key: RequestKey) -> None:
     """Take every step that nothing waits for, until none is left."""
-    while _complete(batch, key) or _commit(batch, key) or _retire(batch, context, key) or _end(batch, context, key):
+    while _step(batch, context, batch.request(key)):
         pass
 
 
-def _all_done(opened: OpenOperation | None) -> bool:
-    return opened is not None and {rank for rank, _ in opened.ranks} == {rank for rank, _ in opened.outcomes}
+def _step(batch: Batch, context: Context, request: RequestState) -> bool:
+    return (
+        _complete(batch, request)
+        or _commit(batch, request)
+        or _retire(batch, context, request)
+        or _end(batch, context, request)
+    )
 
 
-def _complete(batch: Batch, key: RequestKey) -> bool:
+def _all_done(opened: OpenOperation) -> bool:
+    return len(opened.outcomes) >= len(opened.ranks) and dict(opened.ranks).keys() == dict(opened.outcomes).keys()
+
+
+def _complete(batch: Batch, request: RequestState) -> bool:
     """All distinct ranks have completed."""
-    request = batch.request(key)
     for lane, phase, kind in (
         (request.upload, "MOVING", e.TransferCompleted),
         (request.retain, "APPLYING", e.AllRanksApplied),
         (request.store, "MOVING", e.StoreCompleted),
     ):
         if lane.phase == phase and lane.open is not None and _all_done(lane.open):
-            batch.emit(kind, key, operation=lane.open.operation)
+            batch.emit(kind, request.key, operation=lane.open.operation)
             return True
     return False
 
 
-def _commit(batch: Batch, key: RequestKey) -> bool:
+def _commit(batch: Batch, request: RequestState) -> bool:
     """Switch to the new view where it still builds on the current one."""
-    request = batch.request(key)
+    key = request.key
     for lane, phase, kind in (
         (request.upload, "MOVED", e.ResidencyCommitted),
         (request.retain, "APPLIED", e.OwnersCommitted),
@@ -76,6 +78,8 @@ def _commit(batch: Batch, key: RequestKey) -> bool:
 def drop_considered_tail(batch: Batch, key: RequestKey) -> None:
     """Clean tail blocks that the last selection has seen leave the active groups: adopted, or kept by the CPU alone."""
     request, layout = batch.request(key), batch.state.pool.layout
+    if not request.tail:
+        return
     for group in range(layout.groups):
         if layout.group_kind(group) == "full":
             seen = [
@@ -93,12 +97,11 @@ def drop_tail(batch: Batch, key: RequestKey, group: int, logical: list[int]) -> 
         batch.emit(e.TailDropped, key, group=group, logical=int32_bytes(logical), fence=fence)
 
 
-def _retire(batch: Batch, context: Context, key: RequestKey) -> bool:
+def _retire(batch: Batch, context: Context, request: RequestState) -> bool:
     """Release what no open step was handed: replaced generations, and fences of tail blocks."""
-    request, layout = batch.request(key), batch.state.pool.layout
-    nothing = (b"",) * layout.groups
-    replaced = request.retain.open
+    key, replaced = request.key, request.retain.open
     if request.retain.phase == "COMMITTED" and replaced is not None and replaced.replaced == 0:
+        nothing = (b"",) * batch.state.pool.layout.groups
         batch.emit(e.BlocksRetired, key, generation=0, cause="retain", freed=nothing)
         _acknowledge_retain(batch, replaced.operation, replaced.generation)
         return True
@@ -129,12 +132,14 @@ def _acknowledge_retain(batch: Batch, operation: Operation, generation: int) -> 
 
 def _freed(batch: Batch, key: RequestKey, holder: Holder) -> tuple[bytes, ...]:
     before, layout = batch.state.ownership, batch.state.pool.layout
-    return before.change(key, layout, drop=(holder,)).freed_since(before, key, layout).device
+    return before.change(key, layout, drop=(holder,)).freed_blocks(before, key, layout)
 
 
-def _end(batch: Batch, context: Context, key: RequestKey) -> bool:
+def _end(batch: Batch, context: Context, request: RequestState) -> bool:
     """A preempted request drops what is stored; a finishing one drops all and closes when nothing is held."""
-    request, layout = batch.request(key), batch.state.pool.layout
+    if request.life == "RUNNING":
+        return False
+    key, layout = request.key, batch.state.pool.layout
     phases = {"PREEMPTED": ("clean", "lost"), "FINISHING": ("open", "dirty", "clean", "lost")}.get(request.life)
     if phases is None:
         return False
@@ -179,20 +184,14 @@ def abort_what_can_turn_back(batch: Batch, key: RequestKey, lanes: tuple[str, ..
 
 
 def release(batch: Batch) -> None:
-    """Owned or shared before − held after, over all requests of the batch: what the owners take back (B6)."""
-    layout, keys = batch.state.pool.layout, batch.keys()
-    before, after = batch.before.ownership, batch.state.ownership
-    device = []
-    for group in range(layout.groups):
-        held = [after.owned(key, layout)[group] for key in keys] + [after.shared_blocks(layout)[group]]
-        had = [before.owned(key, layout)[group] for key in keys] + [before.shared_blocks(layout)[group]]
-        device.append(_difference(had, held))
-    had = [before.sources(key) for key in keys] + [int32_view(before.shared_sources)]
-    held = [after.sources(key) for key in keys] + [int32_view(after.shared_sources)]
-    cpu = _difference(had, held)
+    """Held before − held after, over everything: what the owners take back (B6)."""
+    if batch.before.ownership is batch.state.ownership:
+        return
+    layout = batch.state.pool.layout
+    before, after = batch.before.ownership.taken(layout), batch.state.ownership.taken(layout)
+    if before is after:
+        return
+    device = tuple(int32_bytes(freed(was, now)) for was, now in zip(before.device, after.device, strict=True))
+    cpu = int32_bytes(freed(before.cpu, after.cpu))
     if any(device) or cpu:
-        batch.effect(Release(device=tuple(device), cpu=cpu))
-
-
-def _difference(had: list[Int32], held: list[Int32]) -> bytes:
-    return np.setdiff1d(np.concatenate(had), np.concatenate(held)).astype("<i4").tobytes()
+        batch.effect(Release(device=device, cpu=cpu))

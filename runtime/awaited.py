@@ -29,12 +29,6 @@ class Awaited:
         if opened.lane == "retain":
             self.method, self.attention = opened.mode, opened.attention
 
-    def concerns(self, event: Event) -> bool:
-        """Whether the event belongs to this operation. A retirement names no operation: it is the open retain's."""
-        if isinstance(event, e.BlocksRetired):
-            return event.cause == "retain" and bool(self.method) and event.request == self.operation.request
-        return getattr(event, "operation", None) == self.operation
-
     def apply(self, event: Event) -> None:
         self.metrics.apply(event)
         match event:

@@ -5,7 +5,7 @@ Everything runs on one event loop. A step loop never waits for a copy; `upload`,
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
@@ -13,7 +13,6 @@ from typing import Self
 import anyio
 import anyio.abc
 import anyio.lowlevel
-from msgspec import Struct
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.errors import Aborted, Busy, LogError, NotSettled
@@ -41,33 +40,20 @@ from kvsweep.runtime.awaited import Awaited, not_started, operation_of
 from kvsweep.runtime.bell import LogBell
 from kvsweep.runtime.core import Message
 from kvsweep.runtime.driver import Driver
-from kvsweep.runtime.metrics import Metrics
 from kvsweep.runtime.outgoing import Outgoing
+from kvsweep.runtime.results import RetainResult as RetainResult
+from kvsweep.runtime.results import UploadResult as UploadResult
 from kvsweep.runtime.steps import HandedOut
+from kvsweep.runtime.waiters import Waiters
 from kvsweep.transports.links import RankLink
 from kvsweep.transports.producer import Producer
 from kvsweep.transports.wire import BadFrame, decode_from_rank
 
+ANYTHING, IDLE, ROOM = "anything", "idle", "room"
+"""What a task may wait for beside the events of one request."""
+
 BAD_FRAMES_KEPT = 64
 RESULTS_KEPT = 256
-
-
-class UploadResult(Struct, frozen=True, kw_only=True):
-    """A committed upload, or a published keep map (zero bytes): the residency after it and what it cost."""
-
-    operation: Operation
-    residency: Residency
-    metrics: Metrics
-
-
-class RetainResult(Struct, frozen=True, kw_only=True):
-    """A committed retain: how it was done, and what it cost and freed (two independent figures)."""
-
-    operation: Operation
-    method: str  # "shared" | "layer" | "move" | "pack"
-    attention: str  # "same" | "union": the union is not the same selected attention
-    residency: Residency
-    metrics: Metrics
 
 
 class Coordinator:
@@ -99,7 +85,7 @@ class Coordinator:
         self._results: dict[int, Awaited] = {}
         self._for_producer: list[PublishKeepMap | Acknowledge] = []
         self._wake = anyio.Event()
-        self._changed = anyio.Event()
+        self._waiters = Waiters()
         self._stack = AsyncExitStack()
         self._read_only = False
         driver.watch(self._on_event)
@@ -230,18 +216,27 @@ class Coordinator:
             metrics=watch.metrics,
         )
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition of the adopted state. Raises LogError once an append has failed: it will not change."""
-        while not condition():
-            self.driver.expect_writable()
-            await self._changed.wait()
+    async def until(self, condition: Callable[[], bool], about: RequestKey | None = None) -> None:
+        """Wait for a condition of the adopted state. Raises LogError once an append has failed: it will not change.
+
+        about  the request that the condition asks about, if it is one: events of others do not wake this task then
+        """
+        await self._until(condition, ANYTHING if about is None else about)
 
     async def settled(self, request: RequestKey | None = None) -> None:
         """No operation open or settling, no replaced view and no fence left; freed blocks are back in their pools."""
-        await self.until(lambda: self.driver.idle and not self.driver.pending(request))
+        about = ANYTHING if request is None else request
+        while not self.driver.idle or self.driver.pending(request):
+            await self._until(lambda: not self.driver.pending(request), about)
+            await self._until(lambda: self.driver.idle, IDLE)
 
     async def _room(self) -> None:
-        await self.until(lambda: self.driver.log.full() is None)
+        await self._until(lambda: self.driver.log.full() is None, ROOM)
+
+    async def _until(self, condition: Callable[[], bool], about: Hashable) -> None:
+        while not condition():
+            self.driver.expect_writable()
+            await self._waiters.wait(about)
 
     async def _ended(self, turn: Turn, request: RequestKey) -> Awaited:
         operation = turn.operation
@@ -296,25 +291,32 @@ class Coordinator:
     # ---- the pump
 
     def _on_event(self, event: Event) -> None:
-        for watch in self._watches.values():
-            if watch.concerns(event):
-                watch.apply(event)
+        watch = self._watch_of(event)
+        if watch is not None:
+            watch.apply(event)
         if isinstance(event, e.RequestClosed):
             self.producer.forget(event.request)
             for rank in self._links:
                 self._outgoing.post(rank, Forget(request=event.request))
-        self._notify()
+        self._waiters.wake(event.request)
+        self._waiters.wake(ANYTHING)
 
-    def _notify(self) -> None:
-        """Whoever waits for a condition looks again."""
-        self._changed.set()
-        self._changed = anyio.Event()
+    def _watch_of(self, event: Event) -> Awaited | None:
+        """Who waits for the operation that the event belongs to. A retirement names none: it is the open retain's."""
+        operation: Operation | None = getattr(event, "operation", None)
+        if isinstance(event, e.BlocksRetired) and event.cause == "retain":
+            request = self.driver.state.request(event.request)
+            operation = request.retain.open.operation if request and request.retain.open else None
+        watch = self._watches.get(operation.operation_id) if operation is not None else None
+        return watch if watch is not None and watch.operation == operation else None
 
     async def _pump(self) -> None:
         while True:
             self._wake = anyio.Event()
             if self._turn():
-                self._notify()
+                self._waiters.wake(ANYTHING)
+                if self.driver.idle:
+                    self._waiters.wake(IDLE)
                 await anyio.lowlevel.checkpoint()
             await self.driver.deadlines.wait(self._wake, self.driver.next_deadline())
 
@@ -327,6 +329,8 @@ class Coordinator:
             first, self._read_only = not self._read_only, True
             for watch in self._watches.values():
                 watch.cut(reason)
+            if first:
+                self._waiters.wake_all()
             return first
         expired = self.driver.expire()
         effects = self.driver.poll()
@@ -368,7 +372,9 @@ class Coordinator:
             while True:
                 await bell.wait()
                 self._wake.set()
-                self._notify()
+                self._waiters.wake(ROOM)
+                if self.driver.read_only is not None:
+                    self._waiters.wake_all()
         finally:
             bell.close()
 

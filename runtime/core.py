@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import TypeAlias
 
+from kvsweep.kernels.table import Kernels, choose_kernels
 from kvsweep.ledger import events as e
 from kvsweep.ledger import fold, messages
 from kvsweep.ledger.errors import Refused, UsageError
@@ -16,6 +17,7 @@ from kvsweep.runtime.batch import Batch
 from kvsweep.runtime.decide_retain import retain_digest
 from kvsweep.runtime.decide_upload import CannotPlan, selection_digest
 from kvsweep.runtime.settings import Settings
+from kvsweep.runtime.spoken import Spoken
 from kvsweep.runtime.steps import HandedOut, OpenSteps
 from kvsweep.runtime.well_formed import check_message, expect_key
 
@@ -25,11 +27,15 @@ Message: TypeAlias = Command | Report
 class Core:
     """One synchronous object. `handle` stages a turn; `adopt` it once its events are in the log, or `discard` it."""
 
-    def __init__(self, settings: Settings, *, state: State = EMPTY) -> None:
+    def __init__(self, settings: Settings, *, state: State = EMPTY, kernels: Kernels | None = None) -> None:
+        """kernels  what ranks and plans; None takes those that the settings name."""
         self.settings = settings
         self.steps = OpenSteps(settings.limits.open_steps)
-        self._context = Context(settings, self.steps)
+        chosen = kernels or choose_kernels(settings.kernels.choice, threads=settings.kernels.threads)
+        self._spoken = Spoken(state)
+        self._context = Context(settings, self.steps, chosen, self._spoken)
         self._state = state
+        self._drafts = decide_upload.Drafts()
         self._staged: State | None = None
 
     def fork(self) -> "Core":
@@ -39,9 +45,9 @@ class Core:
         """
         if self._staged is not None:
             raise UsageError("a turn is staged: adopt or discard it before the core is forked")
-        twin = Core(self.settings)
-        twin.steps = self.steps.fork()
-        twin._context = Context(self.settings, twin.steps)
+        twin = Core(self.settings, kernels=self._context.kernels)
+        twin.steps, twin._spoken = self.steps.fork(), self._spoken.fork()
+        twin._context = Context(self.settings, twin.steps, self._context.kernels, twin._spoken)
         twin._state = self._state
         return twin
 
@@ -134,13 +140,13 @@ class Core:
     def _command(self, batch: Batch, message: Message, reserved: Reserved | None) -> Operation | Reserve | None:
         match message:
             case messages.Select():
-                return decide_upload.select(batch, self._context, message, reserved)
+                return decide_upload.select(batch, self._context, self._drafts, message, reserved)
             case messages.Retain():
                 return decide_retain.retain(batch, self._context, message, reserved)
             case messages.OpenTail():
                 return decide_request.open_tail(batch, message, reserved)
             case messages.SealTail():
-                return decide_request.seal_tail(batch, message, reserved)
+                return decide_request.seal_tail(batch, self._context, message, reserved)
             case messages.PublishPrefix():
                 decide_prefix.publish(batch, message)
             case messages.AttachPrefix():
@@ -154,7 +160,7 @@ class Core:
             case messages.Abort():
                 return decide_request.abort_operation(batch, message)
             case messages.Preempt():
-                return decide_request.preempt(batch, message, reserved)
+                return decide_request.preempt(batch, self._context, message, reserved)
             case messages.Resume():
                 decide_request.resume(batch, message)
             case messages.Finish():
@@ -166,15 +172,15 @@ class Core:
     def _repeated(self, state: State, message: Message) -> Remembered | None:
         """What this idempotency key already started; the key used for something else is refused."""
         if isinstance(message, messages.Select):
-            key, what = message.selection.request, selection_digest(message.selection)
+            key = message.selection.request
         elif isinstance(message, messages.Retain):
-            key, what = message.request, retain_digest(message)
+            key = message.request
         else:
             return None
         request = state.request(key)
         for known in request.commands if request else ():
             if known.key == message.idempotency_key:
-                if known.what != what:
+                if known.what != _what(message):
                     reason = f"idempotency key {known.key!r} was used for something else"
                     raise Refused(key, type(message).__name__, request.describe() if request else "", (), reason)
                 return known
@@ -236,6 +242,7 @@ class Core:
                 raise UsageError("no turn is staged")
             return
         self._state, self._staged = self._staged, None
+        self._spoken.adopted(self._state, turn.events)
         for event in turn.events:
             if isinstance(event, e.TailDropped):
                 self.steps.fence(event.request, event.fence)
@@ -279,6 +286,11 @@ class Core:
         """Reasons why something is still held, in words; empty when all is settled."""
         requests = self._state.requests.values() if key is None else filter(None, [self._state.request(key)])
         return [reason for request in requests for reason in _pending(self._state, request, self.steps)]
+
+
+def _what(message: messages.Select | messages.Retain) -> str:
+    """Digest of what is asked."""
+    return selection_digest(message.selection) if isinstance(message, messages.Select) else retain_digest(message)
 
 
 def _request_of(message: Message) -> RequestKey | None:

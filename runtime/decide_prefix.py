@@ -39,5 +39,5 @@ def evict(batch: Batch, blocks: int) -> None:
     for prefix in batch.state.pool.prefixes[:blocks]:
         layout, before = batch.state.pool.layout, batch.state.ownership
         holder = Holder("prefix", prefix.number)
-        freed = before.change(POOL, layout, drop=(holder,)).freed_since(before, POOL, layout).device
+        freed = before.change(POOL, layout, drop=(holder,)).freed_blocks(before, POOL, layout)
         batch.emit(e.PrefixEvicted, POOL, number=prefix.number, freed=freed)

@@ -21,7 +21,7 @@ from kvsweep.ledger.messages import (
 from kvsweep.ledger.phases import ABORTABLE
 from kvsweep.ledger.sources import blocks_of, leading
 from kvsweep.ledger.state import RequestState, State
-from kvsweep.runtime.advance import Context, abort, abort_what_can_turn_back, drop_tail, floor
+from kvsweep.runtime.advance import Context, abort, abort_what_can_turn_back, drop_tail
 from kvsweep.runtime.batch import Batch
 from kvsweep.runtime.decide_upload import CannotPlan, expect_count, expect_ranks, next_operation
 
@@ -108,7 +108,9 @@ def open_tail(batch: Batch, command: OpenTail, reserved: Reserved | None) -> Res
     return None
 
 
-def seal_tail(batch: Batch, command: SealTail, reserved: Reserved | None) -> Operation | Reserve | None:
+def seal_tail(
+    batch: Batch, context: Context, command: SealTail, reserved: Reserved | None
+) -> Operation | Reserve | None:
     """Seal what is confirmed, store what is sealed, and let windows slide."""
     key, layout = command.request, batch.state.pool.layout
     request = batch.request(key)
@@ -129,10 +131,10 @@ def seal_tail(batch: Batch, command: SealTail, reserved: Reserved | None) -> Ope
     if reserved.device is None:
         batch.emit(e.PlanRefused, key, lane="store", reason="no_space", needed=len(dirty), vacant=0, free=reserved.free)
         return None
-    return _store(batch, batch.request(key), sorted(dirty), reserved.cpu_full)
+    return _store(batch, context, batch.request(key), sorted(dirty), reserved.cpu_full)
 
 
-def _store(batch: Batch, request: RequestState, logical: list[int], sources: bytes) -> Operation:
+def _store(batch: Batch, context: Context, request: RequestState, logical: list[int], sources: bytes) -> Operation:
     layout, ranks = batch.state.pool.layout, batch.state.pool.ranks
     operation = next_operation(batch.state, request)
     cpu = dict(zip(logical, int32_view(sources).tolist(), strict=True))
@@ -151,7 +153,7 @@ def _store(batch: Batch, request: RequestState, logical: list[int], sources: byt
             ranks=ranks,
             source=Rows.of(areas),
             destination=Rows.of(targets),
-            floor=floor(batch.state),
+            floor=context.spoken.floor(operation.operation_id),
         )
     )
     return operation
@@ -174,7 +176,7 @@ def _slide_windows(batch: Batch, key: RequestKey, confirmed_tokens: int) -> None
         drop_tail(batch, key, group, out)
 
 
-def preempt(batch: Batch, command: Preempt, reserved: Reserved | None) -> Reserve | None:
+def preempt(batch: Batch, context: Context, command: Preempt, reserved: Reserved | None) -> Reserve | None:
     """The view goes, the CPU keeps what was stored; what was written and not yet sealed is declared lost.
 
     Sealed blocks that no store carries yet are stored now. What cannot be stored is declared lost as well, when the
@@ -193,7 +195,7 @@ def preempt(batch: Batch, command: Preempt, reserved: Reserved | None) -> Reserv
         if block.phase == "open":
             batch.emit(e.BlockLost, key, logical=block.logical, reason="preempted before it was sealed")
     if store and reserved is not None and reserved.device is not None:
-        _store(batch, batch.request(key), dirty, reserved.cpu_full)
+        _store(batch, context, batch.request(key), dirty, reserved.cpu_full)
     return None
 
 

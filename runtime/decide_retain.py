@@ -5,13 +5,14 @@ import hashlib
 import msgspec
 import numpy as np
 
+from kvsweep.kernels.csr import Csr
 from kvsweep.ledger import events as e
-from kvsweep.ledger.change import joined
 from kvsweep.ledger.errors import PoolExhausted, Refused
 from kvsweep.ledger.ids import HOLE, Int32, Logical, Operation, Physical, Rows, Slot, int32_view
 from kvsweep.ledger.messages import MoveBlocks, Reserve, Reserved, Retain
+from kvsweep.ledger.ragged import empty_like, first_beyond, first_unsorted, joined_rows, rows_like
 from kvsweep.ledger.state import RequestState
-from kvsweep.runtime.advance import Context, floor
+from kvsweep.runtime.advance import Context
 from kvsweep.runtime.batch import Batch
 from kvsweep.runtime.decide_upload import CannotPlan, expect_lanes, expect_ranks, free_row, ids_bytes, next_operation
 from kvsweep.runtime.retain_plan import RetainPlan, plan_pack, plan_retain, union_keep
@@ -34,10 +35,10 @@ def retain(batch: Batch, context: Context, command: Retain, reserved: Reserved |
     keep, union = command.keep, False
     _check_keep(request, keep, layout.active_layers)
     if settings.union and not command.pack and _one_table(request, command):
-        keep = union_keep(keep, _slot_counts(request, keep))
+        keep = union_keep(keep, dict(zip(keep.layers.tolist(), _slot_counts(request, keep).tolist(), strict=True)))
         union = keep != command.keep  # where all layers keep alike nothing is added, and nothing to label
     _check_adopt(request, command.adopt, layout.active_layers)
-    table = _table(batch, request, keep, command.adopt)
+    table = _table(batch, context, request, keep, command.adopt)
     row = free_row(batch.state, request, "retain")
     if command.pack:
         _check_pack(request, command)
@@ -46,18 +47,27 @@ def retain(batch: Batch, context: Context, command: Retain, reserved: Reserved |
         except PoolExhausted as error:
             raise CannotPlan("retain", "no_space", error.wanted, error.free, 0) from error
     else:
-        plan = plan_retain(table, keep, batch.state.ownership, request.key, layout, layer_tables=settings.layer_tables)
+        plan = plan_retain(
+            table,
+            keep,
+            batch.state.ownership,
+            request.key,
+            layout,
+            layer_tables=settings.layer_tables,
+            kernels=context.kernels,
+        )
     if reserved is None and any(plan.new_blocks):
         return Reserve(cause=command, device=plan.new_blocks, cpu_full=0, cpu_copy=0)
     if reserved is not None and reserved.device is None:
         raise CannotPlan("retain", "no_space", sum(plan.new_blocks), 0, reserved.free)
     new = reserved.device if reserved is not None and reserved.device is not None else (b"",) * layout.groups
     moved_to = plan.targets(tuple(int32_view(blocks) for blocks in new), layout)
-    return _send(batch, command, plan, moved_to, row, new, union=union)
+    return _send(batch, context, command, plan, moved_to, row, new, union=union)
 
 
 def _send(
     batch: Batch,
+    context: Context,
     command: Retain,
     plan: RetainPlan,
     moved_to: Rows[Physical],
@@ -102,7 +112,7 @@ def _send(
             source=plan.moved_from,
             destination=moved_to,
             table=opened.table,
-            floor=floor(batch.state),
+            floor=context.spoken.floor(operation.operation_id),
         )
     )
     return operation
@@ -112,11 +122,10 @@ def _check_keep(request: RequestState, keep: Rows[Slot], layers: tuple[int, ...]
     if keep.layers.tolist() != list(layers):
         _refuse(request, f"keep: expected a row for each active layer {list(layers)}, got {keep.layers.tolist()}")
     counts = _slot_counts(request, keep)
-    for layer, slots in keep.items():
-        if slots.size and (
-            int(slots[0]) < 0 or int(slots[-1]) >= counts[layer] or bool(np.any(slots[1:] <= slots[:-1]))
-        ):
-            _refuse(request, f"keep[{layer}]: expected ascending slots in [0, {counts[layer]}), got {slots.tolist()}")
+    for wrong in (first_unsorted(keep), first_beyond(keep, counts)):
+        if wrong is not None:
+            limit, got = int(counts[layers.index(wrong)]), keep.row(wrong).tolist()
+            _refuse(request, f"keep[{wrong}]: expected ascending slots in [0, {limit}), got {got}")
 
 
 def _check_adopt(request: RequestState, adopt: Rows[Logical], layers: tuple[int, ...]) -> None:
@@ -127,8 +136,7 @@ def _check_adopt(request: RequestState, adopt: Rows[Logical], layers: tuple[int,
 
 def _check_pack(request: RequestState, command: Retain) -> None:
     """Pack keeps what the view holds; it is no selection."""
-    counts = _slot_counts(request, command.keep)
-    if command.adopt.size or any(slots.size != counts[layer] for layer, slots in command.keep.items()):
+    if command.adopt.size or bool(np.any(command.keep.counts != _slot_counts(request, command.keep))):
         _refuse(request, "pack: expected every slot of the current view and nothing adopted")
 
 
@@ -136,9 +144,14 @@ def _refuse(request: RequestState, reason: str) -> None:
     raise Refused(request.key, "Retain", request.describe(), (), reason)
 
 
-def _slot_counts(request: RequestState, keep: Rows[Slot]) -> dict[int, int]:
+def _slot_counts(request: RequestState, keep: Rows[Slot]) -> Int32:
+    """int32[rows]: slots of the current view in each layer that `keep` names."""
     view = request.view
-    return {layer: int(view.logical.row(layer).size) if view else 0 for layer in keep.layers.tolist()}
+    if view is None:
+        return np.zeros(len(keep), dtype=np.int32)
+    if view.logical.layer_bytes == keep.layer_bytes:
+        return view.logical.counts
+    return np.asarray([view.logical.row(layer).size for layer in keep.layers.tolist()], dtype=np.int32)
 
 
 def _one_table(request: RequestState, command: Retain) -> bool:
@@ -149,20 +162,24 @@ def _one_table(request: RequestState, command: Retain) -> bool:
     return len(set(rows)) <= 1 and len(set(adopts)) <= 1
 
 
-def _table(batch: Batch, request: RequestState, keep: Rows[Slot], adopt: Rows[Logical]) -> dict[int, Int32]:
-    """layer -> physical ids of kept slots, then of adopted tail blocks."""
+def _table(
+    batch: Batch, context: Context, request: RequestState, keep: Rows[Slot], adopt: Rows[Logical]
+) -> Rows[Physical]:
+    """Physical ids of kept slots, then of adopted tail blocks, row for row."""
     view = request.view
-    groups = {layer.layer: layer.group for layer in batch.state.pool.layout.layers}
-    kept: dict[int, Int32] = {}
-    for layer, slots in keep.items():
-        kept[layer] = view.physical.row(layer)[slots] if view else np.empty(0, dtype=np.int32)
+    kept: Rows[Physical] = empty_like(keep.layer_bytes)
+    if view is not None and keep.id_bytes:
+        physical, slots = view.physical, Csr(keep.row_ptr, keep.ids)
+        kept = rows_like(keep, context.kernels.remap_rows(Csr(physical.row_ptr, physical.ids), slots).ids)
+    if not adopt.id_bytes:
+        return kept
+    groups = batch.state.pool.layout.group_of_layer
     areas: dict[int, Int32] = {}
     for layer, ids in adopt.items():
-        group = groups[layer]
+        group = int(groups[layer])
         clean = {b.logical: b.physical[group] for b in request.tail if b.phase == "clean" and b.physical[group] != HOLE}
         missing = sorted(set(ids.tolist()) - set(clean))
         if missing:
             _refuse(request, f"adopt[{layer}]: expected clean tail blocks {sorted(clean)}, got {missing}")
         areas[layer] = np.asarray([clean[logical] for logical in ids.tolist()], dtype=np.int32)
-    rows: Rows[Physical] = Rows.of(kept)
-    return joined(rows, Rows.of(areas))
+    return joined_rows(kept, Rows.of(areas))

@@ -4,13 +4,13 @@ import hashlib
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
-from kvsweep.kernels.table import choose_kernels
 from kvsweep.ledger import events as e
 from kvsweep.ledger.errors import Refused
 from kvsweep.ledger.event_base import LaneName, SourceKind
 from kvsweep.ledger.fold import legal_now
-from kvsweep.ledger.ids import Operation, Physical, RequestKey, Rows, Slot, Source, int32_view
+from kvsweep.ledger.ids import Operation, Physical, RequestKey, Rows, Slot, Source, Token, int32_view, no_rows
 from kvsweep.ledger.messages import (
     BlockSelection,
     Gather,
@@ -22,11 +22,18 @@ from kvsweep.ledger.messages import (
     Transfer,
 )
 from kvsweep.ledger.state import RequestState, State
-from kvsweep.runtime.advance import Context, floor
+from kvsweep.runtime.advance import Context
 from kvsweep.runtime.batch import Batch
-from kvsweep.runtime.destinations import place
+from kvsweep.runtime.destinations import Placement, place
 from kvsweep.runtime.token_plan import check_method, check_tokens, packed_into, places_of, valid_tokens
-from kvsweep.runtime.upload_plan import check_selection, keep_slots, plan_tokens, plan_upload, sources_of
+from kvsweep.runtime.upload_plan import (
+    BlockDiffPlan,
+    check_selection,
+    keep_slots,
+    plan_tokens,
+    plan_upload,
+    sources_of,
+)
 
 
 class CannotPlan(Exception):
@@ -88,37 +95,71 @@ def ids_bytes(*rows: Rows[Source] | Rows[Physical] | Rows[Slot]) -> int:
     return sum(len(row.layer_bytes) + len(row.row_ptr_bytes) + len(row.id_bytes) for row in rows)
 
 
-def select(batch: Batch, context: Context, command: Select, reserved: Reserved | None) -> Operation | Reserve:
+class Draft(Struct, frozen=True, kw_only=True):
+    """What one selection comes to on one state."""
+
+    plan: BlockDiffPlan
+    sources: Rows[Source]  # token method: none
+    places: Rows[Token] | None  # token method: where each token stands in the CPU pool
+    row: int
+    placement: Placement
+    copies: int  # destinations in [K, N)
+
+
+class Drafts:
+    """The last draft: between asking for room and getting it nothing changes, so it is not made twice."""
+
+    def __init__(self) -> None:
+        self._last: tuple[State, Select, Draft] | None = None
+
+    def of(self, batch: Batch, context: Context, command: Select) -> Draft | Operation:
+        """What the command comes to; the operation itself where nothing has to move."""
+        if self._last is not None and self._last[0] is batch.before and self._last[1] is command:
+            return self._last[2]
+        draft = _draft(batch, context, command)
+        self._last = (batch.before, command, draft) if isinstance(draft, Draft) else None
+        return draft
+
+
+def _draft(batch: Batch, context: Context, command: Select) -> Draft | Operation:
     selection, settings = command.selection, context.settings
     request, layout = batch.request(selection.request), batch.state.pool.layout
     expect_lanes(request, "Select")
+    tokens = selection.tokens_by_layer
     check_method(request, selection, settings.selection.method)
     check_selection(request, selection, layout)
-    tokens, shared_table = selection.tokens_by_layer, not settings.retain.layer_tables
     if tokens is not None:
         check_tokens(request, selection, tokens, layout)
     expect_ranks(batch.state, "upload", selection.selection_revision)
-    kernels = choose_kernels(settings.kernels.choice, threads=settings.kernels.threads)
+    shared_table, revision = not settings.retain.layer_tables, selection.selection_revision
     if tokens is None:
-        plan = plan_upload(request, selection, layout, shared_table=shared_table, kernels=kernels)
+        plan = plan_upload(request, selection, layout, shared_table=shared_table, kernels=context.kernels)
     else:
         plan = plan_tokens(selection.logical_blocks_by_layer, shared_table=shared_table)
     if plan.upload.size == 0:
         return _publish(batch, command)
     if plan.unfilled:
-        raise CannotPlan(
-            "upload", "unequal_layers", plan.unfilled, 0, 0, selection_revision=selection.selection_revision
-        )
-    sources = sources_of(request, plan.upload) if tokens is None else None
-    places = places_of(request, tokens, layout.block_size) if tokens is not None else None
+        raise CannotPlan("upload", "unequal_layers", plan.unfilled, 0, 0, selection_revision=revision)
+    sources: Rows[Source] | None = None if tokens is not None else sources_of(request, plan.upload)
+    places = None if tokens is None else places_of(request, tokens, layout.block_size)
     if sources is None and places is None:
-        raise CannotPlan(
-            "upload", "invalid_source", plan.upload.size, 0, 0, selection_revision=selection.selection_revision
-        )
+        raise CannotPlan("upload", "invalid_source", plan.upload.size, 0, 0, selection_revision=revision)
     row = free_row(batch.state, request, "upload")
-    counts = dict(zip(plan.upload.layers.tolist(), plan.upload.counts.tolist(), strict=True))
-    placement = place(batch.state.ownership, request.key, counts, layout, shared_table=shared_table)
-    copies = max(counts.values()) if settings.source.kind == "copy" else 0
+    placement = place(batch.state.ownership, request.key, plan.upload, layout, shared_table=shared_table)
+    copies = int(plan.upload.counts.max()) if settings.source.kind == "copy" else 0
+    named: Rows[Source] = sources if sources is not None else no_rows()
+    return Draft(plan=plan, sources=named, places=places, row=row, placement=placement, copies=copies)
+
+
+def select(
+    batch: Batch, context: Context, drafts: Drafts, command: Select, reserved: Reserved | None
+) -> Operation | Reserve:
+    selection, settings = command.selection, context.settings
+    draft = drafts.of(batch, context, command)
+    if isinstance(draft, Operation):
+        return draft
+    request, layout = batch.request(selection.request), batch.state.pool.layout
+    plan, placement, copies, tokens = draft.plan, draft.placement, draft.copies, selection.tokens_by_layer
     if reserved is None and (any(placement.new_blocks) or copies):
         return Reserve(cause=command, device=placement.new_blocks, cpu_full=0, cpu_copy=copies)
     if reserved is not None and reserved.device is None:
@@ -147,14 +188,14 @@ def select(batch: Batch, context: Context, command: Select, reserved: Reserved |
         pad=plan.pad if plan.pad.size else None,
         valid_tokens=b"" if tokens is None else valid_tokens(tokens),
     )
-    if tokens is not None and places is not None:
+    if tokens is not None and draft.places is not None:
         read = packed_into(tokens, copied, layout.block_size)
-        batch.effect(PackTokens(operation=operation, tokens=places, destination=read))
-    elif sources is not None and copies:
-        read = _copies(sources, copied)
-        batch.effect(Gather(operation=operation, source=sources, destination=read))
-    elif sources is not None:
-        read = sources
+        batch.effect(PackTokens(operation=operation, tokens=draft.places, destination=read))
+    elif copies:
+        read = _copies(draft.sources, copied)
+        batch.effect(Gather(operation=operation, source=draft.sources, destination=read))
+    else:
+        read = draft.sources
     batch.emit(
         e.BlocksLeased,
         request.key,
@@ -162,11 +203,11 @@ def select(batch: Batch, context: Context, command: Select, reserved: Reserved |
         source=read,
         destination=destination,
         adopted=plan.adopted,
-        row=row,
+        row=draft.row,
         reserved=new,
         copies=copied,
     )
-    _send(batch, request.key, operation, read, settings.source.kind)
+    _send(batch, context, request.key, operation, read, settings.source.kind)
     return operation
 
 
@@ -209,7 +250,9 @@ def _copies(sources: Rows[Source], copied: bytes) -> Rows[Source]:
     return Rows.from_csr(layers=sources.layers, row_ptr=sources.row_ptr, ids=np.concatenate(ids))
 
 
-def _send(batch: Batch, key: RequestKey, operation: Operation, source: Rows[Source], kind: SourceKind) -> None:
+def _send(
+    batch: Batch, context: Context, key: RequestKey, operation: Operation, source: Rows[Source], kind: SourceKind
+) -> None:
     ranks = batch.state.pool.ranks
     opened = batch.request(key).upload.open
     if opened is None:
@@ -226,6 +269,6 @@ def _send(batch: Batch, key: RequestKey, operation: Operation, source: Rows[Sour
             source=source,
             destination=opened.destination,
             table=opened.table,
-            floor=floor(batch.state),
+            floor=context.spoken.floor(operation.operation_id),
         )
     )

@@ -3,15 +3,15 @@
 An area is vacant when no holder at all names it, so nothing that is read, draining, fenced or quarantined is written.
 """
 
-from collections.abc import Mapping
-
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from kvsweep.ledger.ids import Int32, Physical, RequestKey, Rows
+from kvsweep.ledger.holding import EMPTY
+from kvsweep.ledger.ids import Int32, Logical, Physical, RequestKey, Rows
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.ownership import Ownership
+from kvsweep.ledger.ragged import ends_of, joined_rows
 
 
 class VacantAreas:
@@ -21,16 +21,25 @@ class VacantAreas:
         self.layers = layout.group_layers(group)
         self.blocks, held = ownership.occupancy(request, group, layout)
         self._at = {layer: row for row, layer in enumerate(self.layers)}
-        self._index = {int(block): at for at, block in enumerate(self.blocks)}
         self._vacant: npt.NDArray[np.bool_] = ~held
-        fullness = held.sum(axis=0)
-        self._order = np.lexsort((self.blocks, -fullness))  # fullest first, lowest id among equals
+        fullness = np.add.reduce(held, axis=0, dtype=np.int32)
+        self._order = np.argsort(-fullness, kind="stable")  # fullest first, lowest id among equals
 
-    def of_layer(self, layer: int) -> Int32:
-        """Blocks whose area of this layer is vacant, fullest block first."""
-        order = self._order[self._vacant[self._at[layer], self._order]]
-        blocks: Int32 = self.blocks[order]
-        return blocks
+    def fullest(self, layers: Int32, wanted: Int32) -> tuple[Int32, Int32, int]:
+        """For each layer its first `wanted` vacant blocks, fullest block first.
+
+        layers, wanted  int32[rows]
+        Returns the blocks, row after row, how many of each row, and how many were vacant in all.
+        """
+        vacant = np.take(self._vacant, self._order, axis=1)
+        if layers.size != len(self.layers):
+            vacant = vacant[np.searchsorted(self.layers, layers)]
+        nth = np.cumsum(vacant, axis=1, dtype=np.int32)
+        if not nth.size:
+            return EMPTY, np.zeros(layers.size, dtype=np.int32), 0
+        column = np.flatnonzero(vacant & (nth <= wanted[:, None])) % self.blocks.size
+        last = nth[:, -1]
+        return self.blocks[self._order[column]], np.minimum(last, wanted), int(last.sum())
 
     def of_all(self, layers: tuple[int, ...]) -> Int32:
         """Blocks that are vacant in each of these layers, fullest block first."""
@@ -40,51 +49,72 @@ class VacantAreas:
         return blocks
 
     def is_vacant(self, layer: int, block: int) -> bool:
-        at = self._index.get(block)
+        at = self._index(block)
         return at is not None and bool(self._vacant[self._at[layer], at])
 
     def take(self, layer: int, block: int) -> None:
-        self._vacant[self._at[layer], self._index[block]] = False
+        self._vacant[self._at[layer], self._index(block)] = False
+
+    def _index(self, block: int) -> int | None:
+        at = int(np.searchsorted(self.blocks, block))
+        return at if at < self.blocks.size and int(self.blocks[at]) == block else None
 
 
 class Placement(Struct, frozen=True, kw_only=True):
     """Vacant areas chosen per layer, and how many more areas each layer takes from newly reserved blocks."""
 
-    chosen: dict[int, Int32]
-    missing: dict[int, int]
+    chosen: Rows[Physical]
+    missing: Int32  # a count a row of `chosen`
     new_blocks: tuple[int, ...]  # to reserve, a count a group
     vacant: int  # vacant areas that could be used
 
     def areas(self, reserved: tuple[Int32, ...], layout: Layout) -> Rows[Physical]:
         """Destination areas once the new blocks are known: each layer takes its own area of them, in order."""
-        return Rows.of(
-            {
-                layer: np.concatenate((ids, reserved[layout.layers[layer].group][: self.missing[layer]]))
-                for layer, ids in self.chosen.items()
-            }
+        if not self.missing.any():
+            return self.chosen
+        groups = layout.group_of_layer[self.chosen.layers]
+        parts = [reserved[group][:count] for group, count in zip(groups.tolist(), self.missing.tolist(), strict=True)]
+        new: Rows[Physical] = Rows(
+            layer_bytes=self.chosen.layer_bytes,
+            row_ptr_bytes=ends_of(self.missing).tobytes(),
+            id_bytes=np.concatenate(parts).astype("<i4").tobytes(),
         )
+        return joined_rows(self.chosen, new)
 
 
 def place(
-    ownership: Ownership, request: RequestKey, counts: Mapping[int, int], layout: Layout, *, shared_table: bool
+    ownership: Ownership, request: RequestKey, blocks: Rows[Logical], layout: Layout, *, shared_table: bool
 ) -> Placement:
-    """Destinations for `counts[layer]` blocks in each layer. New blocks = the largest shortfall of any layer.
+    """Destinations for as many blocks in each layer as its row has. New blocks = the largest shortfall of any layer.
 
     With a shared table, slot i has the same physical block in every layer, so only blocks vacant in all of them serve.
     """
-    chosen: dict[int, Int32] = {}
-    missing: dict[int, int] = {}
+    layers, wanted = blocks.layers, blocks.counts
+    groups = layout.group_of_layer[layers]
+    found: list[Int32] = [EMPTY] * layers.size
+    counts = np.zeros(layers.size, dtype=np.int32)
     new_blocks, vacant = [], 0
     for group in range(layout.groups):
-        layers = tuple(layer for layer in layout.group_layers(group) if layer in counts)
-        if not layers:
+        at = np.flatnonzero(groups == group)
+        if not at.size:
             new_blocks.append(0)
             continue
         areas = VacantAreas(ownership, request, group, layout)
-        for layer in layers:
-            free = areas.of_all(layers) if shared_table else areas.of_layer(layer)
-            vacant += int(free.size)
-            chosen[layer] = free[: counts[layer]]
-            missing[layer] = counts[layer] - int(chosen[layer].size)
-        new_blocks.append(max(missing[layer] for layer in layers))
-    return Placement(chosen=chosen, missing=missing, new_blocks=tuple(new_blocks), vacant=vacant)
+        if shared_table:
+            free = areas.of_all(tuple(layers[at].tolist()))
+            counts[at] = np.minimum(free.size, wanted[at])
+            rows = [free[:count] for count in counts[at].tolist()]
+            vacant += int(free.size) * at.size
+        else:
+            ids, counts[at], there = areas.fullest(layers[at], wanted[at])
+            rows = [ids] if at.size == layers.size else np.split(ids, np.cumsum(counts[at])[:-1])
+            vacant += there
+        for row, ids in zip(at.tolist(), rows, strict=False):
+            found[row] = ids
+        new_blocks.append(int((wanted - counts)[at].max()))
+    chosen: Rows[Physical] = Rows(
+        layer_bytes=blocks.layer_bytes,
+        row_ptr_bytes=ends_of(counts).tobytes(),
+        id_bytes=np.concatenate(found).astype("<i4").tobytes() if found else b"",
+    )
+    return Placement(chosen=chosen, missing=wanted - counts, new_blocks=tuple(new_blocks), vacant=vacant)

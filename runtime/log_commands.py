@@ -1,4 +1,4 @@
-"""`kvsweep log`: look back at a ledger. Nothing here writes to one."""
+"""`kvsweep log`: look back at a ledger. Nothing here writes to one but `repair`."""
 
 import itertools
 import time
@@ -16,7 +16,7 @@ from kvsweep.ledger.query import Where
 from kvsweep.ledger.replay import Ledger
 from kvsweep.ledger.store import Position, Record
 from kvsweep.runtime.log_questions import diff, explain, replay, why_block
-from kvsweep.runtime.log_upkeep import export, stats, verify
+from kvsweep.runtime.log_upkeep import export, repair, stats, verify
 from kvsweep.runtime.log_view import (
     After,
     AsJson,
@@ -140,6 +140,7 @@ log_app.command()(diff)
 log_app.command()(verify)
 log_app.command()(stats)
 log_app.command()(export)
+log_app.command()(repair)
 
 
 # ---- parts

@@ -1,4 +1,4 @@
-"""`kvsweep log verify`, `stats` and `export`: whether a ledger holds, how large it is, and taking it along."""
+"""`kvsweep log verify`, `stats`, `export` and `repair`: does a ledger hold, how large is it, and what can be saved."""
 
 import contextlib
 import os
@@ -13,6 +13,7 @@ from rich.text import Text
 
 from kvsweep.ledger.errors import LayoutError, LogError
 from kvsweep.ledger.plain import plain_event
+from kvsweep.ledger.replay import Ledger
 from kvsweep.ledger.store import Record
 from kvsweep.runtime.log_questions import outcome_of, refuse_broken
 from kvsweep.runtime.log_view import (
@@ -28,8 +29,10 @@ from kvsweep.runtime.log_view import (
     counted,
     opened,
     progress,
+    sentences,
     table,
     time_text,
+    url_of,
 )
 
 Format = Literal["jsonl", "parquet"]
@@ -98,6 +101,26 @@ def export(
             answer({"events": written, "path": to, "format": chosen, "bytes": os.path.getsize(to)})
         elif to != STDOUT:
             console().print(Text(f"{written} events to {to}"))
+
+
+def repair(where: Which, as_json: AsJson = False) -> None:
+    """Cut a damaged ledger back to its whole beginning; the damaged files stay beside it under other names."""
+    with sentences():
+        with progress("repair", None) as tell:
+            found = Ledger.repair(url_of(where), progress=tell)
+        if as_json:
+            answer(found)
+            return
+        dropped = "how much, nobody can know" if found.dropped is None else f"{found.dropped} events"
+        said = f"{found.path}: {found.kept} events are kept, up to position {found.last}"
+        if found.position is not None:
+            said += f"; damaged at position {found.position}: {found.fault}\ndropped: {dropped}"
+        elif found.fault:
+            said += f"; its structure was damaged: {found.fault}"
+        screen = console()
+        screen.print(Text(f"{said}\n{found.safe}"))
+        for name in found.saved:
+            screen.print(Text(f"kept as it was: {name}"))
 
 
 def _format_of(to: str, form: Format | None) -> Format:

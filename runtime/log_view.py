@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Final
 
@@ -14,7 +13,6 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from kvsweep.ledger.block_watch import Hold
 from kvsweep.ledger.errors import KvsweepError, LayoutError, UsageError
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.plain import named
@@ -146,7 +144,7 @@ def time_text(microseconds: int) -> str:
 
 
 @contextlib.contextmanager
-def progress(what: str, total: Position) -> Iterator[Callable[[Position], None]]:
+def progress(what: str, total: Position | None) -> Iterator[Callable[[Position], None]]:
     """A bar on stderr, and on a terminal only, so that stdout is the answer alone."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -170,7 +168,7 @@ def console() -> Console:
 
 def table(*columns: str, title: str | None = None) -> Table:
     """Columns that are short by nature keep their words whole."""
-    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         made.add_column(column, overflow="fold", no_wrap=column in WHOLE)
     return made
@@ -182,12 +180,3 @@ def answer(value: object) -> None:
 
 def who(request: str, epoch: int) -> Text:
     return Text(named(RequestKey(request, epoch)) if (request, epoch) != ("@pool", 0) else "the pool")
-
-
-def by_layer(holds: Iterable[Hold]) -> Iterator[tuple[Hold, str]]:
-    """Holds that differ in their layer only, as one, with what stands in each layer: '0: 13, 2: 21'."""
-    groups: dict[tuple[object, ...], list[Hold]] = defaultdict(list)
-    for hold in holds:
-        groups[hold.since, hold.until, hold.kind, hold.number, hold.request, hold.epoch].append(hold)
-    for found in groups.values():
-        yield found[0], ", ".join(f"{one.layer}: {'?' if one.logical is None else one.logical}" for one in found)

@@ -8,6 +8,26 @@ from kvsweep.ledger import events as e
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import int32_view
 
+COUNTED = frozenset(
+    {
+        e.UploadPlanned,
+        e.BlocksLeased,
+        e.TransferStarted,
+        e.ReadersDrained,
+        e.KeepMapPublished,
+        e.RankTransferred,
+        e.UploadAcknowledged,
+        e.RetainPlanned,
+        e.TablesApplied,
+        e.OwnersCommitted,
+        e.RetainAborted,
+        e.RankStored,
+        e.BlocksRetired,
+        e.FenceOpened,
+    }
+)
+"""Events that have a figure."""
+
 
 @dataclass
 class Metrics:
@@ -31,6 +51,8 @@ class Metrics:
     _modes: dict[int, str] = field(default_factory=dict)  # of open retains
 
     def apply(self, event: Event) -> None:
+        if type(event) not in COUNTED:
+            return
         match event:
             case e.UploadPlanned():
                 self.plan_s += event.measured.plan_s

@@ -6,11 +6,14 @@ from collections.abc import Mapping
 import numpy as np
 from msgspec import Struct
 
+from kvsweep.kernels.csr import Csr
+from kvsweep.kernels.table import Kernels, choose_kernels
 from kvsweep.ledger.errors import LayoutError, PoolExhausted
 from kvsweep.ledger.event_base import Attention, RetainMode
-from kvsweep.ledger.ids import Int32, Physical, RequestKey, Rows, Slot, no_rows
+from kvsweep.ledger.ids import Int32, Physical, RequestKey, Rows, Slot
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.ownership import Ownership
+from kvsweep.ledger.ragged import empty_like
 from kvsweep.runtime.destinations import VacantAreas
 
 
@@ -29,6 +32,8 @@ class RetainPlan(Struct, frozen=True, kw_only=True):
 
     def targets(self, reserved: tuple[Int32, ...], layout: Layout) -> Rows[Physical]:
         """`moved_to` with the new blocks filled in."""
+        if not self.moved_to.id_bytes:
+            return self.moved_to
         rows = {}
         for layer, ids in self.moved_to.items():
             new = reserved[layout.layers[layer].group]
@@ -36,23 +41,29 @@ class RetainPlan(Struct, frozen=True, kw_only=True):
         return Rows.of(rows)
 
 
-Table = Mapping[int, Int32]
-
-
 def plan_retain(
-    table: Table, keep: Rows[Slot], ownership: Ownership, request: RequestKey, layout: Layout, *, layer_tables: bool
+    table: Rows[Physical],
+    keep: Rows[Slot],
+    ownership: Ownership,
+    request: RequestKey,
+    layout: Layout,
+    *,
+    layer_tables: bool,
+    kernels: Kernels | None = None,
 ) -> RetainPlan:
     """Choose the cheapest way that keeps every layer's own selection.
 
-    table  layer -> physical ids of the new view in slot order (kept slots, then adopted blocks), before any move
+    table  physical ids of the new view in slot order (kept slots, then adopted blocks), before any move
     Shared remap only where the ordered rows of all layers of a group are equal (B1), never because of the method;
     else one table a layer where the backend reads such (B3); else bytes move. Never in place.
     """
-    if all(_equal_rows(table, layout.group_layers(group)) for group in range(layout.groups)):
+    classes = (kernels or choose_kernels()).row_classes(Csr(table.row_ptr, table.ids))
+    groups = layout.group_of_layer[table.layers]
+    if all(np.unique(classes[groups == group]).size <= 1 for group in range(layout.groups)):
         return _remap("shared", keep, layout)
     if layer_tables:
         return _remap("layer", keep, layout)
-    return _byte_move(table, keep, ownership, request, layout)
+    return _byte_move(dict(table.items()), keep, ownership, request, layout)
 
 
 def union_keep(keep: Rows[Slot], counts: Mapping[int, int]) -> Rows[Slot]:
@@ -65,7 +76,7 @@ def union_keep(keep: Rows[Slot], counts: Mapping[int, int]) -> Rows[Slot]:
 
 
 def _remap(mode: RetainMode, keep: Rows[Slot], layout: Layout) -> RetainPlan:
-    nothing: Rows[Physical] = no_rows(layout.active_layers)
+    nothing: Rows[Physical] = empty_like(keep.layer_bytes)
     return RetainPlan(
         mode=mode,
         attention="same",
@@ -76,12 +87,9 @@ def _remap(mode: RetainMode, keep: Rows[Slot], layout: Layout) -> RetainPlan:
     )
 
 
-def _equal_rows(table: Table, layers: tuple[int, ...]) -> bool:
-    rows = [table[layer] for layer in layers if layer in table]
-    return all(np.array_equal(row, rows[0]) for row in rows)
-
-
-def _byte_move(table: Table, keep: Rows[Slot], ownership: Ownership, request: RequestKey, layout: Layout) -> RetainPlan:
+def _byte_move(
+    table: Mapping[int, Int32], keep: Rows[Slot], ownership: Ownership, request: RequestKey, layout: Layout
+) -> RetainPlan:
     """Give every slot one physical block in all layers of its group, copying as few areas as that takes.
 
     A slot that already has one is kept by reference. Otherwise it stays in the block where most of its layers are, if
@@ -125,13 +133,14 @@ def _slot_target(areas: dict[int, int], vacant: VacantAreas) -> int | None:
     return int(free[0]) if free.size else None
 
 
-def plan_pack(table: Table, ownership: Ownership, request: RequestKey, layout: Layout) -> RetainPlan:
+def plan_pack(rows: Rows[Physical], ownership: Ownership, request: RequestKey, layout: Layout) -> RetainPlan:
     """Gather the view's areas in as few blocks as its fullest layer needs; no new block is taken.
 
     M is the largest number of live areas of any layer. The M fullest blocks stay; per layer, the areas of the others
     move into vacant areas of those M. With nothing draining or quarantined this always fits; otherwise PoolExhausted.
     Areas in shared prefix blocks stay where they are: moving them away would free nothing.
     """
+    table = dict(rows.items())
     moved_from: dict[int, list[int]] = {layer: [] for layer in layout.active_layers}
     moved_to: dict[int, list[int]] = {layer: [] for layer in layout.active_layers}
     for group in range(layout.groups):

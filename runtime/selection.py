@@ -8,6 +8,7 @@ from kvsweep.ledger.errors import BudgetError, LayoutError, NonFiniteScore
 from kvsweep.ledger.ids import HOLE, Logical, RequestKey, Rows, int32_bytes, no_rows
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.messages import BlockSelection
+from kvsweep.ledger.ragged import even_rows
 from kvsweep.runtime.settings import SelectionSettings
 
 Float32 = npt.NDArray[np.float32]
@@ -22,12 +23,14 @@ def select_blocks(
     policy: SelectionSettings,
     incumbents: Rows[Logical] | None = None,
     kernels: Kernels | None = None,
+    ranked_tail: bool = True,
 ) -> BlockSelection:
     """Choose whole blocks for every active layer.
 
     scores      float32[active layers, whole blocks]; whole, confirmed blocks only; finite
     incumbents  resident blocks per layer, or HOLE: their scores count `incumbent_factor` times (hysteresis)
     kernels     what ranks; None takes the native one where it was built
+    ranked_tail False leaves the tail out: only a table that all layers share is ever padded from it
     The first `sink_blocks` and the last `recent_blocks` are always in and count in the budget; the selected pool is
     what lies between. Raises NonFiniteScore(layer, block), LayoutError (shape), BudgetError (on_tight_budget="refuse").
     """
@@ -40,20 +43,25 @@ def select_blocks(
     _refuse_non_finite(scores, layers)
     sink, recent, budget = effective_budget(whole, policy)
     counted = _counted(scores, layers, policy, incumbents)
-    _refuse_non_finite(counted, layers)  # finite scores may leave float32 when raised or summed
-    ranked = (kernels or choose_kernels()).rank_blocks(
-        np.ascontiguousarray(counted[:, sink : whole - recent])
-    ) + np.int32(sink)
-    chosen = budget - sink - recent
-    protected = np.concatenate((np.arange(sink), np.arange(whole - recent, whole))).astype(np.int32)
+    if counted is not scores:
+        _refuse_non_finite(counted, layers)  # finite scores may leave float32 when raised or summed
+    pool = np.ascontiguousarray(counted[:, sink : whole - recent])
+    chosen, kernels = budget - sink - recent, kernels or choose_kernels()
+    if ranked_tail:
+        ranked = kernels.rank_blocks(pool) + np.int32(sink)
+        best, rest = np.sort(ranked[:, :chosen], axis=1), ranked[:, chosen:]
+    else:
+        best, rest = kernels.select_ascending(pool, chosen) + np.int32(sink), np.empty((len(layers), 0), dtype=np.int32)
+    protected = np.arange(budget, dtype=np.int32)  # right at both ends, and replaced between them
+    protected[budget - recent :] += whole - budget
+    wanted = np.tile(protected, (len(layers), 1))
+    wanted[:, sink : budget - recent] = best
     return BlockSelection(
         request=request,
         selection_revision=revision,
         block_size=layout.block_size,
-        logical_blocks_by_layer=Rows.of(
-            {layer: np.sort(np.concatenate((protected, ranked[row, :chosen]))) for row, layer in enumerate(layers)}
-        ),
-        ranked_tail_by_layer=Rows.of({layer: ranked[row, chosen:] for row, layer in enumerate(layers)}),
+        logical_blocks_by_layer=even_rows(layers, wanted),
+        ranked_tail_by_layer=even_rows(layers, rest),
         group_by_layer=int32_bytes([layout.layers[layer].group for layer in layers]),
         whole_blocks=whole,
         effective_budget_blocks=budget,
@@ -122,6 +130,8 @@ def effective_budget(whole_blocks: int, policy: SelectionSettings) -> tuple[int,
 
 def _refuse_non_finite(scores: Float32, layers: tuple[int, ...]) -> None:
     """E2 on every whole block, protected ones too: a NaN anywhere means that the scorer is wrong."""
+    if bool(np.isfinite(scores).all()):
+        return
     bad = np.argwhere(~np.isfinite(scores))
     if bad.size:
         row, block = (int(index) for index in bad[0])

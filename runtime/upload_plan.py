@@ -7,9 +7,18 @@ from kvsweep.kernels.csr import Csr
 from kvsweep.kernels.table import Kernels, choose_kernels
 from kvsweep.ledger.errors import Refused
 from kvsweep.ledger.event_base import PlanKind
-from kvsweep.ledger.ids import HOLE, Int32, Logical, Rows, Slot, Source, int32_view, no_rows
+from kvsweep.ledger.ids import HOLE, Int32, Logical, Rows, Slot, Source, int32_view
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.messages import BlockSelection
+from kvsweep.ledger.ragged import (
+    empty_like,
+    first_common,
+    first_outside,
+    first_repeated,
+    first_unsorted,
+    joined_rows,
+    slots_of,
+)
 from kvsweep.ledger.state import RequestState
 
 
@@ -34,6 +43,8 @@ def clean_tail(request: RequestState, layout: Layout, layer: int) -> Int32:
 
 def adoptable(request: RequestState, wanted: Rows[Logical], layout: Layout, *, shared_table: bool) -> Rows[Logical]:
     """Wanted blocks that stand clean in the tail. A shared table can adopt only what every layer of the group wants."""
+    if not any(block.phase == "clean" for block in request.tail):
+        return empty_like(wanted.layer_bytes)
     rows = {}
     for layer, ids in wanted.items():
         found = np.intersect1d(clean_tail(request, layout, layer), ids)
@@ -54,35 +65,33 @@ def plan_upload(
 ) -> BlockDiffPlan:
     """Diff of the selection against the view and the adoptable tail (E3 – E6), padded where one table serves all."""
     want, view = selection.logical_blocks_by_layer, request.view
-    adopted = adoptable(request, want, layout, shared_table=shared_table)
-    held = []
-    for layer in want.layers.tolist():
-        resident = view.logical.row(layer) if view else np.empty(0, dtype=np.int32)
-        held.append(np.concatenate((resident, np.setdiff1d(adopted.row(layer), resident).astype(np.int32))))
-    tail = [_with_source(request, ids) for _, ids in selection.ranked_tail_by_layer.items()]
+    adopted = _not_resident(request, adoptable(request, want, layout, shared_table=shared_table))
+    resident: Rows[Logical] = view.logical if view is not None else empty_like(want.layer_bytes)
+    held = joined_rows(resident, adopted)
+    tail = _with_source(request, selection.ranked_tail_by_layer)
     plan = (kernels or choose_kernels()).plan_diff(
         Csr(want.row_ptr, want.ids),
-        Csr.of(tail),
-        Csr.of(held),
+        Csr(tail.row_ptr, tail.ids),
+        Csr(held.row_ptr, held.ids),
         sequence_blocks=selection.whole_blocks,
         shared_table=shared_table,
     )
     if plan.kind == "full":
-        adopted = Rows.of(dict.fromkeys(want.layers.tolist(), np.empty(0, dtype=np.int32)))
+        adopted = empty_like(want.layer_bytes)
     return BlockDiffPlan(
         kind=plan.kind,
-        upload=Rows.from_csr(layers=want.layers, row_ptr=plan.upload.row_ptr, ids=plan.upload.ids),
+        upload=_rows(want, plan.upload),
         new_blocks_per_layer=plan.new_per_row,
         common_new_slots=plan.common_new_slots,
         unfilled=int(plan.unfilled_per_row.sum()),
-        pad=Rows.from_csr(layers=want.layers, row_ptr=plan.pad.row_ptr, ids=plan.pad.ids),
-        adopted=_not_resident(request, adopted),
+        pad=_rows(want, plan.pad),
+        adopted=adopted,
     )
 
 
 def plan_tokens(packed: Rows[Logical], *, shared_table: bool) -> BlockDiffPlan:
     """All packed blocks go to new destinations; one table serves only layers with equal numbers of them."""
-    layers, counts = packed.layers.tolist(), packed.counts
+    counts = packed.counts
     most = int(counts.max()) if shared_table and counts.size else 0
     return BlockDiffPlan(
         kind="full",
@@ -90,22 +99,35 @@ def plan_tokens(packed: Rows[Logical], *, shared_table: bool) -> BlockDiffPlan:
         new_blocks_per_layer=counts,
         common_new_slots=most,
         unfilled=int((most - counts).sum()) if shared_table else 0,
-        pad=no_rows(layers),
-        adopted=no_rows(layers),
+        pad=empty_like(packed.layer_bytes),
+        adopted=empty_like(packed.layer_bytes),
     )
 
 
-def _with_source(request: RequestState, ids: Int32) -> Int32:
+def _rows(want: Rows[Logical], plan: Csr) -> Rows[Logical]:
+    return Rows(
+        layer_bytes=want.layer_bytes,
+        row_ptr_bytes=plan.row_ptr.astype("<i4", copy=False).tobytes(),
+        id_bytes=plan.ids.astype("<i4", copy=False).tobytes(),
+    )
+
+
+def _with_source(request: RequestState, tail: Rows[Logical]) -> Rows[Logical]:
     """Padding uses existing valid KV only (E5): candidates without a valid CPU block are no candidates."""
-    sources = int32_view(request.source)
+    ids, sources = tail.ids, int32_view(request.source)
+    if not ids.size:
+        return tail
     known = ids < sources.size
     known[known] = sources[ids[known]] != HOLE
-    return ids[known]
+    if known.all():
+        return tail
+    kept = np.concatenate(([0], np.cumsum(known)))[tail.row_ptr]
+    return Rows(layer_bytes=tail.layer_bytes, row_ptr_bytes=kept.astype("<i4").tobytes(), id_bytes=ids[known].tobytes())
 
 
 def _not_resident(request: RequestState, adopted: Rows[Logical]) -> Rows[Logical]:
     view = request.view
-    if view is None:
+    if view is None or not adopted.id_bytes:
         return adopted
     return Rows.of(
         {layer: np.setdiff1d(ids, view.logical.row(layer)).astype(np.int32) for layer, ids in adopted.items()}
@@ -121,16 +143,15 @@ def sources_of(request: RequestState, upload: Rows[Logical]) -> Rows[Source] | N
     found = sources[ids]
     if bool(np.any(found == HOLE)):
         return None
-    return Rows.from_csr(layers=upload.layers, row_ptr=upload.row_ptr, ids=found)
+    return Rows(layer_bytes=upload.layer_bytes, row_ptr_bytes=upload.row_ptr_bytes, id_bytes=found.tobytes())
 
 
 def keep_slots(request: RequestState, wanted: Rows[Logical]) -> Rows[Slot]:
     """Slots of the current view that hold wanted blocks, in resident order."""
-    view, rows = request.view, {}
-    for layer, ids in wanted.items():
-        resident = view.logical.row(layer) if view else np.empty(0, dtype=np.int32)
-        rows[layer] = np.flatnonzero(np.isin(resident, ids)).astype(np.int32)
-    return Rows.of(rows)
+    view = request.view
+    if view is None:
+        return empty_like(wanted.layer_bytes)
+    return slots_of(view.logical, wanted)
 
 
 def check_selection(request: RequestState, selection: BlockSelection, layout: Layout) -> None:
@@ -150,22 +171,28 @@ def check_selection(request: RequestState, selection: BlockSelection, layout: La
             f"got {selection.whole_blocks}"
         )
     active = list(layout.active_layers)
-    groups = [layout.layers[layer].group for layer in active]
-    if int32_view(selection.group_by_layer).tolist() != groups:
+    if selection.group_by_layer != layout.active_group_bytes:
+        groups = int32_view(layout.active_group_bytes).tolist()
         refuse(f"group_by_layer: expected {groups}, got {int32_view(selection.group_by_layer).tolist()}")
     for name, rows in (
         ("logical_blocks_by_layer", selection.logical_blocks_by_layer),
         ("ranked_tail_by_layer", selection.ranked_tail_by_layer),
     ):
-        if rows.layers.tolist() != active:
+        if rows.layer_bytes != layout.active_layer_bytes:
             refuse(f"{name}: expected a row for each active layer {active}, got {rows.layers.tolist()}")
-        for layer, ids in rows.items():
-            if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= selection.whole_blocks):
-                refuse(f"{name}[{layer}]: expected blocks in [0, {selection.whole_blocks}), got {ids.tolist()}")
-            if np.unique(ids).size != ids.size:
-                refuse(f"{name}[{layer}]: a block is named twice in {ids.tolist()}")
-    for layer, ids in selection.logical_blocks_by_layer.items():
-        if bool(np.any(ids[1:] <= ids[:-1])):
-            refuse(f"logical_blocks_by_layer[{layer}]: expected ascending blocks, got {ids.tolist()}")
-        if np.intersect1d(ids, selection.ranked_tail_by_layer.row(layer)).size:
-            refuse(f"ranked_tail_by_layer[{layer}]: a selected block stands in the tail too")
+        wrong = first_outside(rows, selection.whole_blocks)
+        if wrong is not None:
+            got = rows.row(wrong).tolist()
+            refuse(f"{name}[{wrong}]: expected blocks in [0, {selection.whole_blocks}), got {got}")
+        if rows is not selection.logical_blocks_by_layer or first_unsorted(rows) is not None:
+            twice = first_repeated(rows)
+            if twice is not None:
+                refuse(f"{name}[{twice}]: a block is named twice in {rows.row(twice).tolist()}")
+    want, tail = selection.logical_blocks_by_layer, selection.ranked_tail_by_layer
+    unsorted = first_unsorted(want)
+    if unsorted is not None:
+        got = want.row(unsorted).tolist()
+        refuse(f"logical_blocks_by_layer[{unsorted}]: expected ascending blocks, got {got}")
+    both = first_common(want, tail)
+    if both is not None:
+        refuse(f"ranked_tail_by_layer[{both}]: a selected block stands in the tail too")

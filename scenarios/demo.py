@@ -9,9 +9,8 @@ import anyio
 import torch
 
 from kvsweep.kernels.table import describe
-from kvsweep.ledger.errors import LogError
 from kvsweep.runtime.clock import MachineClock, TurnClock
-from kvsweep.runtime.driver import Driver, open_store
+from kvsweep.runtime.driver import Driver
 from kvsweep.scenarios.ack import AckPipe
 from kvsweep.scenarios.engine.attention import ContiguousKv
 from kvsweep.scenarios.engine.bundle import Bundle, load_smollm2, load_synthetic
@@ -32,7 +31,7 @@ from kvsweep.scenarios.options import (
     shared_tokens,
 )
 from kvsweep.scenarios.result import DemoResult, Run, model_of, not_run, result_of
-from kvsweep.scenarios.stack import Stack, kernels_of, layout_of, world_of
+from kvsweep.scenarios.stack import Stack, kernels_of, layout_of, new_store, world_of
 
 CHECKS = (
     "tokens equal plain decoding (fp32)",
@@ -94,10 +93,7 @@ def run_demo(
         ranks=options.ranks,
         tight=options.chaos is not None,
     )
-    log = open_store(settings)
-    if log.durable():
-        log.close()
-        raise LogError(f"{ledger}: expected a new ledger, found one with events; give another path")
+    log = new_store(settings)
     if acks is not None:
         log.watch(acks)
     driver = Driver.open(

@@ -153,7 +153,7 @@ class Soak:
         await anyio.lowlevel.checkpoint()
         kv.end_step(number)
         kv.handle(SealTail(request=key, confirmed_tokens=tokens + more))
-        await kv.until(lambda: self._state(key).store.phase == "IDLE")
+        await kv.until(lambda: self._state(key).store.phase == "IDLE", key)
 
     async def _round(self, key: RequestKey, revision: int, scores: npt.NDArray[np.float32]) -> None:
         kv, request = self.stack.kv, self._state(key)

@@ -12,11 +12,13 @@ import numpy as np
 from msgspec.structs import replace
 
 from kvsweep.kernels.table import Kernels, choose_kernels
+from kvsweep.ledger.errors import LogError
 from kvsweep.ledger.ids import HOLE, int32_bytes, int32_view
 from kvsweep.ledger.layout import LayerLayout, Layout, Packing
 from kvsweep.ledger.messages import ProcessStarted, RegisterSources, Release
+from kvsweep.ledger.store import LogStore
 from kvsweep.runtime.coordinator import Coordinator
-from kvsweep.runtime.driver import Driver, World
+from kvsweep.runtime.driver import Driver, World, open_store
 from kvsweep.runtime.rank_server import serve_rank
 from kvsweep.runtime.settings import Settings
 from kvsweep.transports.blocks import BlockMemory
@@ -76,6 +78,15 @@ def world_of(
         cpu_full_blocks=full,
         cpu_total_blocks=full + (2 * kept * requests if settings.source.kind == "copy" else 0),
     )
+
+
+def new_store(settings: Settings) -> LogStore:
+    """The store that the settings name, for one run from its beginning. Raises LogError where it has events already."""
+    log = open_store(settings)
+    if log.durable():
+        log.close()
+        raise LogError(f"{settings.log.url}: expected a new ledger, found one with events; give another path")
+    return log
 
 
 def kernels_of(settings: Settings) -> Kernels:

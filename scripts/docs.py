@@ -196,7 +196,13 @@ def read_faults(path: Path) -> Faults:
     return Faults(tuple(cases.values()), {row["key"]: tuple(row["scenarios"]) for row in data["row"]})
 
 
-def faults_page(faults: Faults, contract: Contract, shown: Shown) -> str:
+def read_mutants(folder: Path) -> list[Mapping[str, str]]:
+    """Name, why and test of every deliberate fault, file by file; scripts/mutants.py checks the data."""
+    files = sorted(folder.glob("*.toml"))
+    return [row for path in files for row in tomllib.loads(path.read_text(encoding="utf-8"))["mutant"]]
+
+
+def faults_page(faults: Faults, contract: Contract, shown: Shown, mutants: Sequence[Mapping[str, str]]) -> str:
     """docs/faults.md as text."""
     never = [case.id for case in faults.cases if case.never]
     texts = {key: text for clause in contract.clauses for key, text in clause.cases.items()}
@@ -220,6 +226,18 @@ def faults_page(faults: Faults, contract: Contract, shown: Shown) -> str:
     for key, scenarios in faults.rows.items():
         tests = "<br>".join(f"[{module.removeprefix('tests/')}](../{module})" for module in shown.cases.get(key, ()))
         lines.append(f"| {texts.get(key, key)} | {tests} | {'<br>'.join(map(_scenario_link, scenarios))} |")
+    lines += [
+        "",
+        "## Deliberate faults",
+        "",
+        f"A test that cannot fail shows nothing. These {len(mutants)} faults are planted one at a time in a copy of",
+        "the tree, and the test beside each has to fail: `python scripts/mutants.py`, or `./check --full`. `./check`",
+        "holds that every one of them still applies.",
+        "",
+        "| fault | what goes wrong | killed by |",
+        "| --- | --- | --- |",
+    ]
+    lines += [f"| [{row['name']}](../{row['file']}) | {row['why']} | {_test_link(row['test'])} |" for row in mutants]
     return "\n".join(lines) + "\n"
 
 
@@ -290,7 +308,9 @@ def pages(root: Path) -> dict[Path, str]:
     architecture, scenarios = root / "docs/architecture.md", root / "docs/scenarios.md"
     return {
         root / "docs/contract.md": contract_page(contract, shown),
-        root / "docs/faults.md": faults_page(read_faults(root / "docs/faults.toml"), contract, shown),
+        root / "docs/faults.md": faults_page(
+            read_faults(root / "docs/faults.toml"), contract, shown, read_mutants(root / "tests/mutants")
+        ),
         architecture: architecture_page(architecture.read_text(encoding="utf-8"), phase_tables()),
         scenarios: scenarios_page(scenarios.read_text(encoding="utf-8")),
     }

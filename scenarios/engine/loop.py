@@ -217,7 +217,7 @@ class Session:
 
     async def round(self) -> None:
         """Select, upload what is missing, keep what was selected, and pack where a keep shrank the view."""
-        await self.kv.until(lambda: self._request().store.phase == "IDLE")
+        await self.kv.until(lambda: self._request().store.phase == "IDLE", self.key)
         selection = self._selector(self)
         upload = await self.kv.upload(selection, idempotency_key=f"select-{selection.selection_revision}")
         self._fullest = max(self._fullest, int(upload.residency.logical_by_slot_by_layer.counts.max()))

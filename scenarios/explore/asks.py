@@ -1,6 +1,7 @@
 """A call of a world as the message that the serving loop would send in this state."""
 
 import numpy as np
+from msgspec.structs import replace
 
 from kvsweep.ledger.ids import HOLE, Logical, RequestKey, Rows, int32_bytes, int32_view, no_rows
 from kvsweep.ledger.messages import (
@@ -21,13 +22,19 @@ from kvsweep.scenarios.explore.coordinator import Coordinator
 from kvsweep.scenarios.explore.world import BLOCK_TOKENS, LOGICAL_BLOCKS, Ask, Want
 
 
-def message_of(coordinator: Coordinator, name: str, ask: Ask) -> Command | None:
+def message_of(coordinator: Coordinator, name: str, ask: Ask, position: int = 0) -> Command | None:
     """None where the loop itself would not ask now: a block is sealed only when the steps that write it have ended."""
     request = coordinator.request(name)
     key, layout = request.key, coordinator.world.layout
     match ask.do:
         case "select":
-            return Select(selection=_selection(coordinator, request, ask.want), idempotency_key="")
+            selection = _selection(coordinator, request, ask.want)
+            if not coordinator.world.keyed:
+                return Select(selection=selection, idempotency_key="")
+            # The same call has the same revision, whenever it is made.
+            return Select(
+                selection=replace(selection, selection_revision=position + 1), idempotency_key=f"call {position}"
+            )
         case "retain" | "pack":
             rows = _rows(ask.want)
             if ask.do == "pack":

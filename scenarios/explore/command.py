@@ -45,7 +45,7 @@ def explore(
 
             found.extend(sweep(names, limit=limit, jobs=jobs, watch=watch))
     except ProcessEnded as error:
-        typer.echo(f"kvsweep: {error}", err=True)
+        typer.echo(f"kvsweep: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(DATA_FAULT) from error
     found.sort(key=lambda one: NAMES.index(one.world))
     if as_json:

@@ -29,6 +29,7 @@ from kvsweep.runtime.core import Core, Message
 from kvsweep.runtime.settings import Settings
 from kvsweep.scenarios.explore.contents import NOTHING, UNCONFIRMED, label
 from kvsweep.scenarios.explore.digest import unordered
+from kvsweep.scenarios.explore.oracles import Oracles
 from kvsweep.scenarios.explore.rank import CopyCpu, Poke, Write, freed
 from kvsweep.scenarios.explore.world import BLOCK_TOKENS, FIRST_EPOCHS, FIRST_PRODUCER_EPOCH, World
 from kvsweep.transports.pools import CpuPool, DevicePools, FreeList, Pools
@@ -59,6 +60,8 @@ class Coordinator:
     sent   commands to ranks
     acks   (operation, process epoch): the producer's words
     reads  open step → what it reads
+    books  what the oracles know of one history that leads here; no part of the state
+    complaints  what they found in that history
     """
 
     def __init__(self, world: World) -> None:
@@ -72,32 +75,35 @@ class Coordinator:
             settings["source"] = {"kind": "copy", "allow_copy": True}
         self.core = Core(Settings.of(**settings))
         self.pools = Pools(
-            DevicePools(world.layout, (world.blocks,)),
+            DevicePools(world.layout, (world.blocks,) * world.layout.groups),
             CpuPool(full_blocks=world.cpu_blocks, total_blocks=world.total_cpu_blocks),
         )
         self.sent: frozenset[Effect] = frozenset()
         self.acks: frozenset[tuple[Operation, int]] = frozenset()
         self.reads: dict[int, Reads] = {}
-        self.core.adopt(
-            self.core.fact(
-                e.RunConfigured(
-                    request=POOL,
-                    seq=0,
-                    layout=world.layout,
-                    ranks=tuple((rank, FIRST_EPOCHS[rank]) for rank in range(world.ranks)),
-                    producer_epoch=FIRST_PRODUCER_EPOCH,
-                    device_blocks=(world.blocks,),
-                    cpu_full_blocks=world.cpu_blocks,
-                    cpu_total_blocks=world.total_cpu_blocks,
-                    evidence="{}",
-                )
+        turn = self.core.fact(
+            e.RunConfigured(
+                request=POOL,
+                seq=0,
+                layout=world.layout,
+                ranks=tuple((rank, FIRST_EPOCHS[rank]) for rank in range(world.ranks)),
+                producer_epoch=FIRST_PRODUCER_EPOCH,
+                device_blocks=(world.blocks,) * world.layout.groups,
+                cpu_full_blocks=world.cpu_blocks,
+                cpu_total_blocks=world.total_cpu_blocks,
+                evidence="{}",
             )
         )
+        self.core.adopt(turn)
+        oracles = Oracles()
+        oracles.sees(turn.events)
+        self.books, self.complaints = oracles.books(), oracles.complaints()
 
     def fork(self) -> "Coordinator":
         twin = Coordinator.__new__(Coordinator)
         twin.world, twin.core, twin.pools = self.world, self.core.fork(), self.pools
         twin.sent, twin.acks, twin.reads = self.sent, self.acks, dict(self.reads)
+        twin.books, twin.complaints = self.books, self.complaints
         return twin
 
     @property
@@ -127,7 +133,8 @@ class Coordinator:
 
     def handles(self, message: Message) -> tuple["Coordinator", Turn, tuple[Poke, ...]]:
         """One message through the one door, pools asked as the driver asks them; then the turn's effects."""
-        twin = self.fork()
+        twin, oracles = self.fork(), Oracles(self.books)
+        oracles.hears(message)
         written = self._confirmed(message) if isinstance(message, SealTail) else []
         turn = twin.core.handle(message)
         while turn.outcome == "reserve":
@@ -136,13 +143,14 @@ class Coordinator:
                 raise TypeError(f"expected Reserve, got {type(ask).__name__}")
             twin.pools = _forked(twin.pools)
             turn = twin.core.handle(twin.pools.reserve(ask))
-        return twin._took(turn, written)
+        return twin._took(turn, oracles, written)
 
     def ends_step(self, number: int) -> tuple["Coordinator", Turn, tuple[Poke, ...]]:
-        twin = self.fork()
+        twin, oracles = self.fork(), Oracles(self.books)
+        oracles.ends(number)
         turn = twin.core.end_step(number)
         del twin.reads[number]
-        return twin._took(turn, [])
+        return twin._took(turn, oracles, [])
 
     def begins_step(self, keys: tuple[RequestKey, ...]) -> "Coordinator":
         """Raises Refused where the core does."""
@@ -151,7 +159,13 @@ class Coordinator:
         ranks = twin.state.pool.ranks
         found = tuple(self.handed_out(key, one.generation, one.row) for key, one in handed.items())
         twin.reads[number] = Reads(ranks, found)
+        oracles = Oracles(self.books)
+        oracles.begins(number, handed)
+        twin._keep(oracles)
         return twin
+
+    def _keep(self, oracles: Oracles) -> None:
+        self.books, self.complaints = oracles.books(), oracles.complaints()
 
     def handed_out(self, key: RequestKey, generation: int, row: int) -> Cells:
         """What a step of this moment reads of one request."""
@@ -176,8 +190,10 @@ class Coordinator:
 
     # ---- effects
 
-    def _took(self, turn: Turn, pokes: list[Poke]) -> tuple["Coordinator", Turn, tuple[Poke, ...]]:
+    def _took(self, turn: Turn, oracles: Oracles, pokes: list[Poke]) -> tuple["Coordinator", Turn, tuple[Poke, ...]]:
         self.core.adopt(turn)
+        oracles.sees(turn.events)
+        self._keep(oracles)
         for event in turn.events:
             pokes += self._written(event)
         for effect in turn.effects:
@@ -189,13 +205,14 @@ class Coordinator:
             case Release():
                 self.pools = _forked(self.pools)
                 self.pools.release(effect)
-                layers = range(self.world.layers)
-                blocks = int32_view(effect.device[0]).tolist()
-                cpu = int32_view(effect.cpu).tolist()
-                return [
-                    *(write for block in blocks for write in freed(layers, block)),
-                    *(Write("cpu", layer, block, NOTHING) for block in cpu for layer in layers),
-                ]
+                layout = self.world.layout
+                pokes: list[Poke] = []
+                for group, wire in enumerate(effect.device):
+                    for block in int32_view(wire).tolist():
+                        pokes += freed(layout.group_layers(group), block)
+                for block in int32_view(effect.cpu).tolist():
+                    pokes += [Write("cpu", layer.layer, block, NOTHING) for layer in layout.layers]
+                return pokes
             case Transfer() | MoveBlocks() | StoreBlocks() | Cancel():
                 self.sent |= {effect}
             case Acknowledge() | PublishKeepMap():

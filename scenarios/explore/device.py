@@ -26,8 +26,8 @@ class LabelDevice:
     def __init__(self, world: World) -> None:
         self.blocks, self.cpu_blocks = world.blocks, world.total_cpu_blocks
         self.by_layer = world.by_layer
-        self.memory = bytearray(world.layers * self.blocks)
-        self.cpu = bytearray(world.layers * self.cpu_blocks)
+        self.memory = bytearray(len(world.layout.layers) * self.blocks)
+        self.cpu = bytearray(len(world.layout.layers) * self.cpu_blocks)
         self.tables: dict[tuple[RequestKey, int], tuple[int, Rows[Physical]]] = {}
         self.queued: dict[int, tuple[DeviceWork, int]] = {}
         self._completed: list[Completion] = []

@@ -33,18 +33,21 @@ def unordered(items: Iterable[object]) -> list[bytes]:
 
 
 class Parts(Generic[Part]):
-    """Every distinct part once, by number."""
+    """Every distinct part once, by number from 0 on."""
 
-    def __init__(self, canonical: Callable[[Part], object]) -> None:
-        self._canonical = canonical
+    def __init__(self, canonical: Callable[[Part], object], most: int) -> None:
+        """most: numbers that there are."""
+        self._canonical, self._most = canonical, most
         self._numbers: dict[bytes, int] = {}
         self.items: list[Part] = []
 
     def number(self, part: Part) -> int:
-        """The number of an equal part that is known, or a new one."""
+        """The number of an equal part that is known, or a new one. Raises OverflowError when there are no more."""
         name = digest_of(self._canonical(part))
         found = self._numbers.get(name)
         if found is None:
+            if len(self.items) >= self._most:
+                raise OverflowError(f"a world has at most {self._most} parts of a kind")
             found = self._numbers[name] = len(self.items)
             self.items.append(part)
         return found

@@ -52,7 +52,7 @@ def expected(coordinator: Coordinator) -> Expected:
         device += _tail_cells(coordinator, request)
         for logical, block in enumerate(int32_view(request.source).tolist()):
             if block != HOLE:
-                cpu += [(layer, block, label(world, request.key, logical)) for layer in range(world.layers)]
+                cpu += [(layer, block, label(world, request.key, logical)) for layer in range(len(world.layout.layers))]
         for opened in (*request.open_operations(), *request.settling):
             said = dict(opened.outcomes)
             leased = _leased(coordinator, request, opened.operation.operation_id)

@@ -1,6 +1,7 @@
 """What the serving loop and the producer may do next in a state: calls, steps, lives, restarts of the producer."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -14,6 +15,7 @@ from kvsweep.ledger.phases import ABORTABLE
 from kvsweep.ledger.state import RequestState
 from kvsweep.scenarios.explore.asks import first_registration, message_of, registration_again
 from kvsweep.scenarios.explore.coordinator import Coordinator
+from kvsweep.scenarios.explore.oracles import Oracles
 from kvsweep.scenarios.explore.rank import Poke
 from kvsweep.scenarios.explore.world import Asker, World
 
@@ -44,6 +46,7 @@ class Move(Struct, frozen=True):
     take: Callable[[], Done]
     spent: Spent
     which: int = 0  # tells moves of one name apart
+    repeats: bool = False  # a call that was answered before
     progress: bool = False  # no new work and no fault: what is under way comes nearer to its end
 
 
@@ -52,6 +55,8 @@ def moves(coordinator: Coordinator, spent: Spent) -> Iterator[Move]:
     world = coordinator.world
     for at, asker in enumerate(world.askers):
         yield from _calls(coordinator, spent, at, asker)
+        if world.keyed:
+            yield from _calls_again(coordinator, spent, at, asker)
         yield from _life(coordinator, spent, at, asker)
         request = coordinator.request(asker.name)
         again = registration_again(request) if request.life in ("RUNNING", "PREEMPTED") else None
@@ -65,7 +70,7 @@ def moves(coordinator: Coordinator, spent: Spent) -> Iterator[Move]:
 
 
 def _message(coordinator: Coordinator, action: str, message: Command | ProcessStarted, spent: Spent) -> Move:
-    return Move(action, lambda: coordinator.handles(message), spent)
+    return Move(action, partial(coordinator.handles, message), spent)
 
 
 def _calls(coordinator: Coordinator, spent: Spent, at: int, asker: Asker) -> Iterator[Move]:
@@ -74,17 +79,27 @@ def _calls(coordinator: Coordinator, spent: Spent, at: int, asker: Asker) -> Ite
     position = spent.calls[at]
     if position < len(asker.calls):
         ask = asker.calls[position]
-        message = message_of(coordinator, asker.name, ask)
+        message = message_of(coordinator, asker.name, ask, position)
         if message is not None:
             used = replace(spent, calls=(*spent.calls[:at], position + 1, *spent.calls[at + 1 :]))
             yield _message(coordinator, _asks(asker, ask.do, ask.want), message, used)
     if position and spent.repetitions < coordinator.world.faults.repetitions:
         ask = asker.calls[position - 1]
-        message = message_of(coordinator, asker.name, ask)
+        message = message_of(coordinator, asker.name, ask, position - 1)
         if message is not None:
             used = replace(spent, repetitions=spent.repetitions + 1)
             action = f"{_asks(asker, ask.do, ask.want)} again"
             yield _message(coordinator, action, message, used)
+
+
+def _calls_again(coordinator: Coordinator, spent: Spent, at: int, asker: Asker) -> Iterator[Move]:
+    """A caller that did not hear the answer asks once more, under the key of the first time."""
+    if coordinator.request(asker.name).life in ("RUNNING", "PREEMPTED"):
+        for position, ask in enumerate(asker.calls[: spent.calls[at]]):
+            message = message_of(coordinator, asker.name, ask, position)
+            if ask.do == "select" and message is not None:
+                action = f"{asker.name} repeats call {position + 1}"
+                yield Move(action, partial(coordinator.handles, message), spent, repeats=True)
 
 
 def _asks(asker: Asker, what: str, want: tuple[tuple[int, ...], ...]) -> str:
@@ -111,7 +126,7 @@ def _life(coordinator: Coordinator, spent: Spent, at: int, asker: Asker) -> Iter
     if request.life == "CLOSED" and spent.reopenings < faults.reopenings:
         calls = (*spent.calls[:at], 0, *spent.calls[at + 1 :])
         used = replace(spent, calls=calls, reopenings=spent.reopenings + 1)
-        yield Move(f"{name} is opened anew", lambda: opened_with_blocks(coordinator, asker), used)
+        yield Move(f"{name} is opened anew", partial(opened_with_blocks, coordinator, asker), used)
 
 
 def opened_with_blocks(coordinator: Coordinator, asker: Asker) -> Done:
@@ -154,12 +169,14 @@ def _begin(coordinator: Coordinator, key: RequestKey) -> Callable[[], Done]:
 
 
 def _end(coordinator: Coordinator, number: int) -> Callable[[], Done]:
-    return lambda: coordinator.ends_step(number)
+    return partial(coordinator.ends_step, number)
 
 
 def undrained(coordinator: Coordinator) -> list[str]:
     """Why a state in which nothing is under way is not quiet."""
-    found = coordinator.core.pending()
+    oracles = Oracles(coordinator.books)
+    oracles.rests()
+    found = [*coordinator.core.pending(), *oracles.complaints()]
     requests: list[RequestState] = list(coordinator.state.requests.values())
     found += [f"{one.key.request_id} has finished and is not closed" for one in requests if one.life == "FINISHING"]
     return found + [f"rank {rank} is lost" for rank in coordinator.state.pool.lost]

@@ -27,6 +27,7 @@ from kvsweep.scenarios.explore.world import World
 
 BITS = 24
 MASK = (1 << BITS) - 1
+NOT_KNOWN = -1
 FAULTS = (KvsweepError, LookupError, ValueError, TypeError, AttributeError)
 """What production code could raise by mistake; anything that a message makes it raise is a broken law."""
 
@@ -66,8 +67,8 @@ class Space:
         self.world, self.exact = world, exact
         self.reached: set[str] = set()
         canonical: Callable[[Coordinator], object] = Coordinator.exact if exact else Coordinator.canonical
-        self.coordinators = Parts[Coordinator](canonical)
-        self.ranks = Parts[Rank](Rank.canonical)
+        self.coordinators = Parts[Coordinator](canonical, MASK)
+        self.ranks = Parts[Rank](Rank.canonical, MASK)
         self._spent: dict[Spent, int] = {}
         self._spent_of: list[Spent] = []
         self._pokes: dict[tuple[Poke, ...], int] = {(): 0}
@@ -88,14 +89,17 @@ class Space:
         self._turns: dict[tuple[int, object], Next | None] = {}
         self._poked: dict[tuple[int, int], int] = {}
         self._kept: dict[tuple[int, int], tuple[str, ...]] = {}
+        self._more: dict[tuple[int, str], int | None] = {}
+        self._places = tuple(BITS * (world.ranks - at) for at in range(world.ranks))
+        self._top = BITS * (world.ranks + 1)
 
     # ---- states
 
     def pack(self, coordinator: int, ranks: tuple[int, ...], spent: int) -> int:
         state = spent
-        for rank in ranks:
-            state = state << BITS | rank
-        return state << BITS | coordinator
+        for part in (*ranks, coordinator):
+            state = state << BITS | part
+        return state
 
     def unpack(self, state: int) -> tuple[int, tuple[int, ...], int]:
         coordinator, state = state & MASK, state >> BITS
@@ -104,6 +108,9 @@ class Space:
             ranks.append(state & MASK)
             state >>= BITS
         return coordinator, tuple(reversed(ranks)), state
+
+    def spent(self, number: int) -> Spent:
+        return self._spent_of[number]
 
     def first(self) -> int:
         coordinator, _, pokes = first_coordinator(self.world)
@@ -127,37 +134,49 @@ class Space:
     def successors(self, state: int) -> Iterator[Successor]:
         """Everything that may happen next and changes something."""
         coordinator, ranks, spent = self.unpack(state)
-        used = self._spent_of[spent]
-        faults = self.world.faults
+        sent, faults = self._sent[coordinator], self.world.faults
+        more_failures = self._one_more(spent, "failures") if faults.failures else None
+        more_restarts = self._one_more(spent, "rank_restarts") if faults.rank_restarts else None
         for at, rank in enumerate(ranks):
-            for move in self._rank_moves(self._sent[coordinator], rank, at):
-                yield move.action, self._with_rank(coordinator, ranks, spent, at, move.rank), True, move.broken
+            place = self._places[at]
+            for move in self._rank_moves(sent, rank, at):
+                yield move.action, state + ((move.rank - rank) << place), True, move.broken
             for word in self._word_moves(coordinator, rank):
-                yield self._after(word, ranks, spent)
-            if used.failures < faults.failures:
-                more = self._number_of(replace(used, failures=used.failures + 1))
+                yield self._after(state, word, coordinator, ranks)
+            if more_failures is not None:
                 for move in self._rank_failures(rank):
-                    yield move.action, self._with_rank(coordinator, ranks, more, at, move.rank), False, move.broken
-            if used.rank_restarts < faults.rank_restarts:
-                more = self._number_of(replace(used, rank_restarts=used.rank_restarts + 1))
-                move = self._rank_restart(rank)
-                yield move.action, self._with_rank(coordinator, ranks, more, at, move.rank), False, move.broken
-            for heard in self._heard(coordinator, rank):
-                yield self._after(heard, ranks, spent)
+                    yield move.action, state + ((move.rank - rank) << place) + more_failures, False, ()
+            if faults.rank_restarts:
+                if more_restarts is not None:
+                    move = self._rank_restart(rank)
+                    yield move.action, state + ((move.rank - rank) << place) + more_restarts, False, ()
+                for heard in self._heard(coordinator, rank):
+                    yield self._after(state, heard, coordinator, ranks)
         for change, left in self._loop_moves(coordinator, spent):
-            yield self._after(change, ranks, left)
+            yield self._after(state + ((left - spent) << self._top), change, coordinator, ranks)
 
     def undrained(self, state: int) -> list[str]:
         """Why a state without anything under way is not quiet."""
         return undrained(self.coordinators[self.unpack(state)[0]])
 
-    def _with_rank(self, coordinator: int, ranks: tuple[int, ...], spent: int, at: int, rank: int) -> int:
-        return self.pack(coordinator, (*ranks[:at], rank, *ranks[at + 1 :]), spent)
-
-    def _after(self, change: Next, ranks: tuple[int, ...], spent: int) -> Successor:
+    def _after(self, state: int, change: Next, coordinator: int, ranks: tuple[int, ...]) -> Successor:
+        state += change.coordinator - coordinator
         if change.pokes:
-            ranks = tuple(self._poke(rank, change.pokes) for rank in ranks)
-        return change.action, self.pack(change.coordinator, ranks, spent), change.progress, change.broken
+            for at, rank in enumerate(ranks):
+                state += (self._poke(rank, change.pokes) - rank) << self._places[at]
+        return change.action, state, change.progress, change.broken
+
+    def _one_more(self, spent: int, name: str) -> int | None:
+        """What one more of this fault adds to a state; None where the allowance is used up."""
+        found = self._more.get((spent, name), NOT_KNOWN)
+        if found == NOT_KNOWN:
+            used = self._spent_of[spent]
+            count, allowed = getattr(used, name), getattr(self.world.faults, name)
+            found = None
+            if count < allowed:
+                found = (self._number_of(replace(used, **{name: count + 1})) - spent) << self._top
+            self._more[spent, name] = found
+        return found
 
     # ---- the coordinator's part
 
@@ -186,11 +205,11 @@ class Space:
     def _lawless(self, coordinator: Coordinator) -> list[str]:
         found = laws.check(coordinator.state)
         ownership, layout = coordinator.state.ownership, self.world.layout
-        held = {block for own in ownership.own.values() for block in int32_view(own[0]).tolist()}
-        held |= set(ownership.shared_blocks(layout)[0].tolist())
-        pool = coordinator.pools.device.groups[0]
-        if pool.blocks - pool.free != len(held):
-            found.append(f"free and held make up the pool: {pool.free} free, {len(held)} held of {pool.blocks}")
+        for group, pool in enumerate(coordinator.pools.device.groups):
+            held = {block for own in ownership.own.values() for block in int32_view(own[group]).tolist()}
+            held |= set(ownership.shared_blocks(layout)[group].tolist())
+            if pool.blocks - pool.free != len(held):
+                found.append(f"free and held make up the pool: {pool.free} free, {len(held)} held of {pool.blocks}")
         return found
 
     def _forged(self, coordinator: Coordinator, number: int) -> list[str]:
@@ -202,38 +221,50 @@ class Space:
             except FAULTS as error:
                 found.append(f"nothing raises: {type(error).__name__}: {error}")
                 continue
+            found += after.complaints
             if turn.outcome not in ("refused", "ignored") or self.coordinators.number(after) != number:
                 found.append(f"a word that no rank said changes nothing: {message} was {turn.outcome}")
         return found
 
     def _turn(
-        self, number: int, what: object, action: str, take: Callable[[], Done], *, progress: bool, honest: bool
+        self,
+        number: int,
+        what: object,
+        action: str,
+        take: Callable[[], Done],
+        *,
+        progress: bool = False,
+        honest: bool = False,
+        repeats: bool = False,
     ) -> Next | None:
         """One turn of the core; None where nothing changes.
 
         what    names the message among those that this part may take
         honest  a rank or the producer said it, so it is no error
+        repeats  a call under a key that was used for it before
         """
         key = number, what
         if key not in self._turns:
-            self._turns[key] = self._new_turn(number, action, take, progress=progress, honest=honest)
+            self._turns[key] = self._new_turn(number, action, take, progress, honest, repeats)
         return self._turns[key]
 
     def _new_turn(
-        self, number: int, action: str, take: Callable[[], Done], *, progress: bool, honest: bool
+        self, number: int, action: str, take: Callable[[], Done], progress: bool, honest: bool, repeats: bool
     ) -> Next | None:
         before = self.coordinators[number]
         try:
             after, turn, pokes = take()
         except FAULTS as error:
             return Next(action, number, 0, progress, (f"nothing raises: {type(error).__name__}: {error}",))
-        found: list[str] = []
+        found = list(after.complaints)
         noted = turn is not None and turn.outcome in ("ignored", "repeated", "refused")
         if turn is not None:
             ended = len(after.reads) < len(before.reads)
             self.reached.update(situations.of_turn(before, turn, after, step_ended=ended))
             if honest and turn.outcome == "refused":
                 found.append(f"an honest word is no error: {turn.refusal}")
+            if repeats and (turn.outcome, turn.events, turn.effects) != ("repeated", (), ()):
+                found.append(f"a repeated call has its first answer: it was {turn.outcome}")
         if noted and self.exact and not found:
             return None  # it only counts up
         known = self._known(after)
@@ -288,7 +319,10 @@ class Space:
                     changes.append((change, spent))
             for move in moves(before, self._spent_of[spent]):
                 what = move.action, move.which
-                change = self._turn(number, what, move.action, move.take, progress=move.progress, honest=move.progress)
+                change = self._turn(
+                    number, what, move.action, move.take,
+                    progress=move.progress, honest=move.progress, repeats=move.repeats,
+                )  # fmt: skip
                 if change is not None:
                     changes.append((change, self._number_of(move.spent)))
             found = self._loop[number, spent] = tuple(changes)
@@ -310,15 +344,19 @@ class Space:
         if found is None:
             part, changes = self.ranks[rank], []
             for work in self._sent_of[sent].commands[at]:
-                after = part.receives(work)
+                action = f"rank {at} receives {type(work).__name__.lower()} #{work.operation.operation_id}"
+                try:
+                    after = part.receives(work)
+                except FAULTS as error:
+                    changes.append(NextRank(action, rank, (f"nothing raises: {type(error).__name__}: {error}",)))
+                    continue
                 self.reached.update(situations.of_delivery(part, work, after))
-                what = f"{type(work).__name__.lower()} #{work.operation.operation_id}"
-                changes.append(NextRank(f"rank {at} receives {what}", self.ranks.number(after)))
+                changes.append(NextRank(action, self.ranks.number(after)))
             for number in part.device.queued:
                 if number in self._sent_of[sent].settling:
                     self.reached.add("copies run after the abort")
                 changes.append(NextRank(f"rank {at} runs #{number}", self.ranks.number(part.runs(number))))
-            found = self._moves[sent, rank, at] = tuple(one for one in changes if one.rank != rank)
+            found = self._moves[sent, rank, at] = tuple(one for one in changes if one.rank != rank or one.broken)
         return found
 
     def _rank_failures(self, rank: int) -> tuple[NextRank, ...]:

@@ -1,54 +1,71 @@
-"""Worlds searched side by side, each by one process."""
+"""Worlds searched side by side, each by a fresh interpreter that prints what it found."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Final
+
+import msgspec
 
 from kvsweep.ledger.errors import KvsweepError
 from kvsweep.scenarios.explore.search import Found, explore
 from kvsweep.scenarios.explore.worlds import WORLDS
 
-NAMES = tuple(world.name for world in WORLDS)
+NAMES: Final = tuple(world.name for world in WORLDS)
+NO_LIMIT: Final = 0
 
 
 class ProcessEnded(KvsweepError):
-    """A process of the sweep ended before it had searched its world."""
+    """A process ended before it had searched its world."""
 
 
-def search_world(name: str, limit: int | None, watch: Callable[[int], None] = lambda states: None) -> Found:
+def _ignored(states: int) -> None:
+    """Nobody watches."""
+
+
+def search_world(name: str, limit: int | None, watch: Callable[[int], None] = _ignored) -> Found:
     """One of the worlds that ship."""
-    return explore(WORLDS[NAMES.index(name)], limit=limit, watch=watch)
+    return explore(next(world for world in WORLDS if world.name == name), limit=limit, watch=watch)
 
 
-def sweep(
-    names: Sequence[str],
-    *,
-    limit: int | None,
-    jobs: int,
-    watch: Callable[[str, int], None] = lambda world, states: None,
-) -> Iterator[Found]:
-    """Every named world once; with several processes the largest first and in the order in which they end.
+def sweep(names: Sequence[str], *, limit: int | None, jobs: int, watch: Callable[[str, int], None]) -> Iterator[Found]:
+    """Every named world once; with several processes the largest first, in the order in which they end.
 
-    watch  is told a world and how many states it has so far; with several processes only the last number
-    Raises ProcessEnded.
+    watch  is told a world and how many states it has so far; with several processes the last number only
+    Raises ProcessEnded with the last line of a process that ended early.
     """
     if jobs == 1 or len(names) == 1:
         for name in names:
             yield search_world(name, limit, lambda states, name=name: watch(name, states))  # type: ignore[misc]
         return
-    largest = sorted(names, key=lambda name: -WORLDS[NAMES.index(name)].states)
-    with ProcessPoolExecutor(min(jobs, len(names)), mp_context=get_context("spawn")) as pool:
-        waiting = [pool.submit(search_world, name, limit) for name in largest]
+    sizes = {world.name: world.states for world in WORLDS}
+    with ThreadPoolExecutor(min(jobs, len(names))) as threads:
+        waiting = [
+            threads.submit(_apart, name, limit) for name in sorted(names, key=lambda name: sizes[name], reverse=True)
+        ]
         try:
             for done in as_completed(waiting):
                 found = done.result()
                 watch(found.world, found.states)
                 yield found
-        except BrokenProcessPool as error:
-            raise ProcessEnded(
-                "a process of the sweep ended early: is there memory enough for so many jobs?"
-            ) from error
         finally:
-            for one in waiting:
-                one.cancel()
+            threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _apart(name: str, limit: int | None) -> Found:
+    command = [sys.executable, "-m", __name__, name, str(limit or NO_LIMIT)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").splitlines()[-1:]
+        raise ProcessEnded(f"the process that searched {name} ended with {done.returncode}, saying {said}")
+    return msgspec.json.decode(done.stdout, type=Found)
+
+
+def _main() -> None:
+    name, limit = sys.argv[1:]
+    sys.stdout.buffer.write(msgspec.json.encode(search_world(name, int(limit) or None)))
+
+
+if __name__ == "__main__":
+    _main()

@@ -58,8 +58,9 @@ class World(Struct, frozen=True, kw_only=True):
     states: int
     faults: Faults = Faults()
     ranks: int = 2
-    layers: int = 2
-    blocks: int = 4  # of the device pool
+    layers: int = 2  # full ones
+    sliding: int = 0  # and layers in a group of their own, with a window of one block
+    blocks: int = 4  # of the device pool of each group
     cpu_blocks: int = 16  # K
     copies: int = 0  # N - K; from 1 on plans copy
     rows: int = 3
@@ -68,6 +69,7 @@ class World(Struct, frozen=True, kw_only=True):
     layer_tables: bool = True  # false: one table a group
     by_layer: bool = False  # a rank copies layer after layer, and other things happen in between
     shared_text: int = 0  # leading logical blocks that are the same in every request
+    keyed: bool = False  # selections carry an idempotency key, and each may be asked for again under it
     forged: bool = False  # in every state, words that no rank said are tried and have to change nothing
 
     @property
@@ -75,6 +77,12 @@ class World(Struct, frozen=True, kw_only=True):
         layers = tuple(
             LayerLayout(layer=layer, group=0, kind="full", kv_heads=self.ranks, head_dim=1)
             for layer in range(self.layers)
+        )
+        layers += tuple(
+            LayerLayout(
+                layer=layer, group=1, kind="sliding", kv_heads=self.ranks, head_dim=1, window_tokens=BLOCK_TOKENS
+            )
+            for layer in range(self.layers, self.layers + self.sliding)
         )
         return Layout.of(model_hash="world", dtype="float32", block_size=BLOCK_TOKENS, layers=layers)
 

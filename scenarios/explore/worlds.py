@@ -131,14 +131,16 @@ WORLDS: Final[tuple[World, ...]] = (
     World(
         name="store",
         title="Decoding writes a block, it is stored, and becomes a slot",
-        askers=one(select((0,), (1,)), until("tail", 6), until("seal", 6), select((0, 5), (1, 5)), retain((5,), (5,))),
-        faults=Faults(aborts=1, repetitions=1), steps=2, blocks=3,
+        askers=one(select((0,), (1,)), until("tail", 6), until("seal", 6), retain((0, 5), (5,))),
+        faults=Faults(aborts=1), steps=2, blocks=3,
         sometimes=(), states=0,
     ),
     World(
         name="fence",
         title="A tail block of which one layer keeps a slot: the rest of it is vacant only when the steps have ended",
-        askers=one(until("tail", 3), until("seal", 3), retain((2,), ()), select((2,), (0,)), blocks=2),
+        askers=one(
+            until("tail", 3), until("seal", 3), select((2,), ()), retain((2,), ()), select((2,), (0,)), blocks=2,
+        ),
         faults=Faults(aborts=1), steps=2, blocks=2,
         sometimes=(), states=0,
     ),
@@ -161,11 +163,14 @@ WORLDS: Final[tuple[World, ...]] = (
         title="Two requests share a block, each drops it, and the cache gives it up, in any order",
         askers=(
             Asker(name="a", blocks=0, calls=(
-                until("tail", 1), until("seal", 1), until("publish", 1), retain((0,), (0,)), retain((), ()),
+                until("tail", 1), until("seal", 1), until("publish", 1), select((0,), (0,)), retain((0,), (0,)),
+                retain((), ()),
             )),
-            Asker(name="b", blocks=0, calls=(until("attach", 1), retain((0,), (0,)), until("evict", 1))),
+            Asker(name="b", blocks=0, calls=(
+                until("attach", 1), select((0,), (0,)), retain((0,), (0,)), until("evict", 1),
+            )),
         ),
-        faults=Faults(finishes=1), steps=1, blocks=3, shared_text=1,
+        faults=Faults(finishes=1), steps=1, blocks=2, ranks=1, shared_text=1,
         sometimes=(), states=0,
     ),
     World(
@@ -189,7 +194,7 @@ WORLDS: Final[tuple[World, ...]] = (
         name="three-ranks",
         title="Three ranks answer in any order",
         askers=one(select((0,), (1,)), retain((), (1,))),
-        faults=Faults(aborts=1), steps=1, blocks=3, ranks=3,
+        faults=Faults(aborts=1, preemptions=1), steps=1, blocks=3, ranks=3,
         sometimes=(), states=0,
     ),
     World(
@@ -209,7 +214,7 @@ WORLDS: Final[tuple[World, ...]] = (
     World(
         name="zero-bytes",
         title="A plan of zero bytes publishes a keep map and changes no table",
-        askers=one(select((0, 1), (0, 1)), select((1,), (0,)), retain((1,), (0,)), select((1,), (0,))),
+        askers=one(select((0, 1), (0, 1)), select((1,), (0,)), retain((1,), (0,))),
         faults=Faults(preemptions=1, producer_restarts=1), steps=1, blocks=4,
         sometimes=(), states=0,
     ),
@@ -218,6 +223,20 @@ WORLDS: Final[tuple[World, ...]] = (
         title="A request finishes in the middle of anything and its id begins a new life",
         askers=one(*rounds(W0, W1)),
         faults=Faults(finishes=2, reopenings=1), steps=2, blocks=4, forged=True,
+        sometimes=(), states=0,
+    ),
+    World(
+        name="window",
+        title="A group of sliding windows drops what no query sees any more, while steps and stores go on",
+        askers=one(until("tail", 3), until("seal", 2), until("seal", 3), select((1,), (2,)), retain((1,), (2,)), blocks=0),
+        faults=Faults(), steps=2, blocks=4, layers=2, sliding=1,
+        sometimes=(), states=0,
+    ),
+    World(
+        name="repeated-calls",
+        title="A call whose answer was lost is made again under its key, at any later moment",
+        askers=one(*rounds(W0, W1)),
+        faults=Faults(aborts=1, preemptions=1), steps=1, blocks=4, keyed=True,
         sometimes=(), states=0,
     ),
 )  # fmt: skip

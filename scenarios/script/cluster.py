@@ -11,14 +11,13 @@ from anyio.abc import TaskGroup
 from msgspec.structs import replace
 
 from kvsweep.ledger import events as e
-from kvsweep.ledger.errors import Aborted, LogError, PoolExhausted, SettingsError
+from kvsweep.ledger.errors import Aborted, PoolExhausted, SettingsError
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import HOLE, Int32, RequestKey, Rows, int32_bytes, int32_view
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.memory import MemoryLog
 from kvsweep.ledger.messages import ProcessLost, RegisterSources, Turn
 from kvsweep.ledger.state import RequestState
-from kvsweep.runtime.driver import open_store
 from kvsweep.runtime.metrics import Metrics
 from kvsweep.runtime.world import World as DriverWorld
 from kvsweep.scenarios.checkers.checks import Checks
@@ -31,7 +30,7 @@ from kvsweep.scenarios.script.mischief import Mischief
 from kvsweep.scenarios.script.mortal import MortalLog
 from kvsweep.scenarios.script.timeline import Timeline
 from kvsweep.scenarios.script.wires import Deliver, ScriptLink, Wire
-from kvsweep.scenarios.stack import Node, Stack
+from kvsweep.scenarios.stack import Node, Stack, new_store
 from kvsweep.transports.links import Delivery
 from kvsweep.transports.producer import HostProducer
 
@@ -60,10 +59,7 @@ class Cluster:
         self.checks: list[Checks] = []  # of each life of the coordinator
         self.memory = HostMemory({}, {})
         self._settings = world.settings(seed, ledger)
-        self.store = MemoryLog(max_events=MAX_EVENTS) if ledger == "memory:" else open_store(self._settings)
-        if self.store.durable():
-            self.store.close()
-            raise LogError(f"{ledger}: expected a new ledger, found one with events; give another path")
+        self.store = MemoryLog(max_events=MAX_EVENTS) if ledger == "memory:" else new_store(self._settings)
         self._watchers: list[Callable[[Event], None]] = []
         self._restarted: list[Callable[[], None]] = []
         self._producer: HostProducer | None = None
@@ -205,9 +201,8 @@ class Cluster:
             for group in range(self.layout.groups):
                 shard.poison(group, np.arange(shard.blocks(group), dtype=np.int32))
         self.stack.restart_producer(register=False)
-        for request in list(self.driver.state.requests.values()) if register else ():
-            if request.life != "CLOSED" and (int32_view(request.stale) != HOLE).any():
-                self.register_stale(request.key)
+        if register:
+            self.register_all()
 
     def replace_table(self, rank: int, request_id: str) -> None:
         """Overwrite the current row of a request on one rank with a table of other blocks."""
@@ -240,6 +235,12 @@ class Cluster:
                 RegisterSources(request=key, logical=int32_bytes(logical), source=int32_bytes(table[logical]))
             )
         )
+
+    def register_all(self) -> None:
+        """The producer names every block that a restart of it made stale."""
+        for request in list(self.driver.state.requests.values()):
+            if request.life != "CLOSED" and (int32_view(request.stale) != HOLE).any():
+                self.register_stale(request.key)
 
     def register_new(self, key: RequestKey, blocks: int) -> None:
         """The producer holds these first blocks already, in CPU blocks that were free."""

@@ -189,7 +189,9 @@ class Mischief:
             timeline.after(0, cluster.restart_coordinator)
             return
         if fault.rank is None:
-            timeline.after(0, cluster.restart_producer)
+            timeline.after(0, lambda: cluster.restart_producer(register=fault.restart == 0))
+            if fault.restart and fault.restart != "never":
+                timeline.after(fault.restart + 1, cluster.register_all)
             return
         rank = fault.rank
         if not cluster.alive(rank):

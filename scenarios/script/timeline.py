@@ -132,12 +132,11 @@ class Timeline:
             self.clock.ring()
 
     def jump(self) -> bool:
-        """Nothing moves: go to the turn before the next timer or deadline. False where none is ahead."""
+        """Nothing moves: go to the turn before the next timer or deadline. False where none is due or ahead."""
         ahead = [turn for turn in (self._timers[0][0] if self._timers else None, self.clock.due) if turn is not None]
-        if self._soon or not ahead or min(ahead) <= self.turn:
-            return False
-        self.clock.turns = min(ahead) - 1
-        return True
+        if not self._soon and ahead and min(ahead) > self.turn:
+            self.clock.turns = min(ahead) - 1
+        return bool(self._soon or ahead)
 
     def stop_faults(self) -> None:
         """Whatever a fault still holds back is let go."""

@@ -40,7 +40,8 @@ class Mishaps:
         self._random, self._world, self._requests = random, world, requests
 
     def faults(self, count: int) -> tuple[f.Fault, ...]:
-        makers: tuple[Callable[[], f.Fault], ...] = (
+        """`count` faults, or one more."""
+        makers: tuple[Callable[[], f.Fault | tuple[f.Fault, ...]], ...] = (
             self._delay,
             self._drop,
             self._duplicate,
@@ -50,9 +51,14 @@ class Mishaps:
             self._partial,
             self._stale,
             self._crash,
+            self._late_start,
         )
-        weights = (4, 4, 3, 3, 3, 2, 2, 2, 2)
-        return tuple(maker() for maker in self._random.choices(makers, weights, k=count))
+        weights = (4, 4, 3, 3, 3, 2, 2, 2, 2, 2)
+        made: list[f.Fault] = []
+        while len(made) < count:
+            drawn = self._random.choices(makers, weights)[0]()
+            made += drawn if isinstance(drawn, tuple) else (drawn,)
+        return tuple(made)
 
     def _rank(self) -> int | None:
         return self._random.choice((None, self._random.randrange(self._world.ranks)))
@@ -90,6 +96,16 @@ class Mishaps:
         turns, until = self._until()
         return f.Stall(on=self._message(*COMMANDS), turns=turns, until=until)
 
+    def _late_start(self) -> tuple[f.Fault, ...]:
+        """A command that comes after the word on its cancel: a rank that obeyed it would write into others' blocks."""
+        rank, name = self._random.randrange(self._world.ranks), self._random.choice(COMMANDS)
+        on = Message(message=name, rank=rank, occurrence=self._random.randint(1, 5))  # type: ignore[arg-type]
+        delay = f.Delay(on=on, until=Moment(event="transfer_settled", rank=rank))
+        if self._random.random() < 0.3:
+            return (delay,)
+        commit = self._random.choice(("residency_committed", "owners_committed", "store_completed"))
+        return delay, f.Stall(on=on, until=Moment(event=commit, occurrence=self._random.randint(1, 6)))
+
     def _fail(self) -> f.Fault:
         return f.Fail(on=self._message(*COMMANDS))
 
@@ -112,7 +128,7 @@ class Mishaps:
             rank=rank,
             after=self._moment(),
             noticed=self._random.random() < 0.5,
-            restart=self._restart() if rank is not None else 0,
+            restart=self._restart(),
         )
 
     def _coordinator_crash(self) -> f.Fault:

@@ -185,9 +185,13 @@ class Workload:
         return [*chosen, upload, *self._given_up(request, "upload", wait)]
 
     def _given_up(self, request: _Request, lane: LaneName, wait: bool) -> list[s.Step]:
-        """An operation that the script does not wait for may be aborted while it is under way."""
-        if wait or self._random.random() < 0.75:
+        """What the script does not wait for may be aborted under way, or lose its producer."""
+        draw = self._random.random()
+        if wait or draw < 0.7:
             return []
+        if draw < 0.78:
+            again: list[s.Step] = [s.Wait(turns=self._random.randint(1, 20)), s.Register(request=request.name)]
+            return [s.RestartProducer(register=False), *(again if self._random.random() < 0.7 else [])]
         pause = [s.Wait(turns=self._random.randint(1, 6))] if self._random.random() < 0.5 else []
         return [*pause, s.Abort(request=request.name, lane=lane)]
 
@@ -318,7 +322,7 @@ class Workload:
         return made
 
     def _producer(self) -> list[s.Step]:
-        if self._random.random() < 0.6:
+        if self._random.random() < 0.4:
             return [s.RestartProducer()]
         opened = [request.name for request in self._requests if request.life in ("running", "preempted")]
         again: list[s.Step] = [s.Register(request=name) for name in opened]

@@ -236,7 +236,8 @@ def soak(
 @app.command()
 def bench(
     name: Annotated[
-        Literal["planner", "selector", "gather", "scatter", "unpack", "retain"], typer.Argument(help="Which kernels.")
+        Literal["planner", "selector", "gather", "scatter", "unpack", "retain", "log", "round"],
+        typer.Argument(help="Which kernels, the ledger, or a whole round of the coordinator."),
     ],
     rounds: Annotated[int, typer.Option(help="Interleaved rounds; the minimum counts.", min=1)] = 15,
     threads: Annotated[int, typer.Option(help="Of ours and of torch.", min=1, max=64)] = 1,
@@ -249,7 +250,13 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: shows that it works, measures nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
 ) -> None:
-    """The native kernels against their peers and the memory system, measured in one run on this machine."""
+    """Kernels, ledger and rounds against their peers, the machine's limits or their goals, measured in one run."""
+    if name == "log":
+        _bench_log(rounds=rounds, quick=quick, clock=clock, as_json=as_json)
+        return
+    if name == "round":
+        _bench_round(rounds=rounds, quick=quick, clock=clock, as_json=as_json)
+        return
     try:
         from kvsweep.scenarios.bench.run import WIDE, report_table, run_bench
     except ImportError as error:
@@ -263,6 +270,40 @@ def bench(
     else:
         console = Console(width=None if sys.stdout.isatty() else WIDE)  # a file has no width
         console.print(report_table(name, report, console.width))
+
+
+def _bench_round(*, rounds: int, quick: bool, clock: Literal["wall", "cpu"], as_json: bool) -> None:
+    from kvsweep.scenarios.bench.round import QUICK, Size, round_table, run_round_bench
+
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=Console(stderr=True)
+    ) as bar:
+        task = bar.add_task("rounds", total=None)
+        report = run_round_bench(
+            QUICK if quick else Size(),
+            rounds=rounds,
+            clock=clock,
+            watch=lambda done, of: bar.update(task, completed=done, total=of),
+        )
+    if as_json:
+        typer.echo(msgspec.json.encode(report))
+    else:
+        Console().print(round_table(report))
+
+
+def _bench_log(*, rounds: int, quick: bool, clock: Literal["wall", "cpu"], as_json: bool) -> None:
+    from kvsweep.scenarios.bench.log import run_log_bench
+    from kvsweep.scenarios.bench.log_report import log_table
+
+    with Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=Console(stderr=True)) as bar:
+        task = bar.add_task("making events", total=None)
+        report = run_log_bench(
+            quick=quick, rounds=rounds, clock=clock, progress=lambda step: bar.update(task, description=step)
+        )
+    if as_json:
+        typer.echo(msgspec.json.encode(report))
+    else:
+        Console().print(log_table(report))
 
 
 @app.command()

@@ -2,18 +2,21 @@
 
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
 from msgspec import Struct
 from msgspec.structs import replace
+from tests.ledger.lives import EVERY_SNAPSHOT, Life, Make
 from tests.ledger.small_run import LAYOUT, Writer, small_run
 
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import RequestKey, Rows, int32_bytes
 from kvsweep.ledger.layout import Layout
+from kvsweep.ledger.store import LogStore, QueueBounds, Rotation, open_log
 
 MakeEvent = Callable[..., Event]
 WORDS = ("", "a-b-c", "@pool", "요청/7", "nul\0inside", "🙂 " * 9, "'); DROP TABLE log; --")
@@ -70,3 +73,18 @@ def make_event() -> MakeEvent:
 def written() -> Writer:
     """A whole small run: its events, in order, and the state that was lived."""
     return small_run()
+
+
+@pytest.fixture(params=["inline", "thread"])
+def make_life(request: pytest.FixtureRequest, path: Path) -> Iterator[Make]:
+    """(rotation) -> lives written to the ledger at `path`, inline and by a thread."""
+    made: list[LogStore] = []
+
+    def make(rotation: Rotation = EVERY_SNAPSHOT) -> Life:
+        queue = QueueBounds() if request.param == "thread" else None
+        made.append(open_log(f"sqlite:{path}", queue=queue, rotation=rotation))
+        return Life(made[-1])
+
+    yield make
+    for log in made:
+        log.close()

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvsweep.ledger.codec import Bodies
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.sqlite import SqliteLog
 from kvsweep.ledger.store import Level, Position, QueueBounds
@@ -21,7 +22,7 @@ class Gate(SqliteLog):
         self._arrived, self._permits = threading.Semaphore(0), threading.Semaphore(0)
         self._open = False
 
-    def append_encoded(self, batch: Sequence[Event], bodies: Sequence[bytes], *, level: Level) -> Position:
+    def append_encoded(self, batch: Sequence[Event], bodies: Bodies, *, level: Level) -> Position:
         self._arrived.release()
         if not self._open:
             self._permits.acquire()

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from kvsweep.ledger import codec
 from kvsweep.ledger import events as e
-from kvsweep.ledger.codec import EVENT_TYPES, decode, encode, encode_batch
-from kvsweep.ledger.errors import LogError
+from kvsweep.ledger.checks import CHECKS
+from kvsweep.ledger.codec import EVENT_TYPES, decode, decode_batch, encode, encode_batch, split_batch
+from kvsweep.ledger.errors import LayoutError, LogError
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import Operation, RequestKey, Rows
 
@@ -134,3 +136,67 @@ def test_what_a_peer_lied_can_be_recorded() -> None:
     assert decode(encode(event)) == event
     with pytest.raises(LogError, match="fits 64 bits"):
         encode(replace(event, rank=2**63))
+
+
+# ---- fast answers and explanations
+
+
+def leaves(value: Any, path: tuple[int, ...] = ()) -> list[tuple[int, ...]]:
+    """Places of everything in nested lists that is no list, without the tag."""
+    if isinstance(value, list):
+        return [leaf for at, part in enumerate(value) for leaf in leaves(part, (*path, at))]
+    return [path] if path != (0,) else []
+
+
+def changed(raw: list[Any], path: tuple[int, ...], value: object) -> list[Any]:
+    head, *rest = path
+    return [*raw[:head], changed(raw[head], tuple(rest), value) if rest else value, *raw[head + 1 :]]
+
+
+STRANGE: tuple[object, ...] = (
+    -1, 0, 2**63 - 1, 2**63, -(2**63), float("nan"), float("inf"), -0.5, 0.5, "text", None, b"", b"\0", b"\xff" * 4,
+    b"\x01\0\0\0" * 2, b"\0\0\0\x80", [], [[1, 2], [1, 3]], [[3, 1], [2, 1]],
+)  # fmt: skip
+
+
+def explained(body: bytes) -> str | None:
+    """What the slow checks alone say of a body; None where it is an event."""
+    try:
+        event = codec._DECODER.decode(body)
+        if codec._items(body) > len(type(event).__struct_fields__) + 1:
+            return "too many fields"
+        CHECKS[type(event)](event, "event")
+    except (msgspec.DecodeError, LayoutError) as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("kind", EVENT_TYPES.values(), ids=list(EVENT_TYPES))
+def test_the_fast_answer_is_the_explained_one_whatever_stands_in_a_field(kind: type[Event], make_event: Any) -> None:
+    rng = np.random.default_rng(SEED)
+    for repeat in range(60):
+        raw = msgspec.msgpack.decode(msgspec.msgpack.encode(make_event(kind, rng)))
+        places = leaves(raw)
+        path = places[int(rng.integers(len(places)))]
+        strange = STRANGE[int(rng.integers(len(STRANGE)))]
+        body = msgspec.msgpack.encode(changed(raw, path, strange) if repeat else [*raw, strange])
+        why = explained(body)
+        context = f"seed {SEED}, repeat {repeat}: {strange!r} at {path}: {why}"
+        if why is None:
+            event = decode(body)
+            assert decode_batch(body, 1) == [event], context
+            assert encode_batch([event]) == [msgspec.msgpack.encode(event)], context
+        else:
+            with pytest.raises(LogError):
+                decode(body)
+            assert decode_batch(body, 1) is None, context
+
+
+def test_a_batch_comes_apart_into_its_bodies(make_event: Any) -> None:
+    rng = np.random.default_rng(SEED)
+    for count in (0, 1, 15, 16, 17, 70_000):
+        bodies = [encode(make_event(e.RequestResumed, rng))] * count
+        joined = b"".join(bodies)
+        assert split_batch(joined, count) == bodies
+        assert decode_batch(joined, count) == [decode(body) for body in bodies]
+    assert split_batch(b"\xc1", 1) == []

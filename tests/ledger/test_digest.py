@@ -11,10 +11,13 @@ from msgspec.structs import replace
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.codec import EVENT_TYPES
-from kvsweep.ledger.digest import Digest, state_digest, unmeasured
+from kvsweep.ledger.digest import Digest, parts_digest, state_digest, unmeasured
 from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.fold import apply
+from kvsweep.ledger.holding import Holders
 from kvsweep.ledger.ids import RequestKey
-from kvsweep.ledger.state import EMPTY
+from kvsweep.ledger.state import EMPTY, State
+from kvsweep.ledger.store_snapshot import decode_state, encode_state
 
 
 def digest_of(events: Sequence[Event]) -> str:
@@ -57,6 +60,38 @@ def test_the_state_counts(written: Any) -> None:
     digest = Digest()
     assert digest.value(EMPTY) != digest.value(written.state)
     assert state_digest(EMPTY) != state_digest(written.state)
+
+
+def test_what_was_hashed_before_does_not_count(written: Any) -> None:
+    """Parts that did not change keep their digest; a state that was never asked gives the same."""
+    state, seen = EMPTY, {parts_digest(EMPTY)}
+    for event in written.events:
+        state = apply(state, event)
+        fresh = decode_state(encode_state(state))
+        assert fresh is not None
+        assert parts_digest(state) == parts_digest(fresh), event
+        seen.add(parts_digest(state))
+    assert len(seen) == len(written.events) + 1, "every event changes the state, if only its next number"
+
+
+def test_every_part_of_a_state_counts(written: Any) -> None:
+    """Also where only blocks became shared, and neither the request nor its holders changed."""
+    state: State = EMPTY
+    for event in written.events[:20]:
+        state = apply(state, event)
+    (key,) = state.ownership.own
+    relation = state.ownership
+    own, held = {**relation.own, key: (b"", b"")}, {**relation.held, key: Holders(list(relation.held[key].items())[:1])}
+    changed = [
+        replace(state, ownership=replace(relation, own=own)),
+        replace(state, ownership=replace(relation, held=held)),
+        replace(state, ownership=replace(relation, shared=(b"abcd", b""))),
+        replace(state, ownership=replace(relation, shared_sources=b"abcd")),
+        replace(state, pool=replace(state.pool, seq=99)),
+        replace(state, requests={**state.requests, "a-b-c": replace(state.requests["a-b-c"], seq=99)}),
+    ]
+    parts_digest(state)
+    assert len({parts_digest(state), *(parts_digest(other) for other in changed)}) == 1 + len(changed)
 
 
 def test_the_digest_is_the_same_in_another_process_and_hash_seed(written: Any) -> None:

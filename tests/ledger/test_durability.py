@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -138,3 +138,44 @@ def test_a_place_that_may_not_be_written_is_refused_at_once(tmp_path: Path, writ
     )
     tmp_path.chmod(0o755)
     assert done.stdout == f"ledger {path} cannot be written: Permission denied\n", done.stderr
+
+
+def removed(path: Path) -> None:
+    path.unlink()
+
+
+def replaced(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_bytes(path.read_bytes())
+    other.rename(path)
+
+
+def shortened(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+
+
+def append_one(log: LogStore, seq: int) -> None:
+    log.append(fat(seq))
+    log.flush()
+
+
+@WRITERS
+@pytest.mark.parametrize("part", ["", "-wal"], ids=["ledger", "write-ahead file"])
+@pytest.mark.parametrize("harm", [removed, replaced, shortened])
+def test_g3_a_file_that_is_taken_away_under_its_writer_is_noticed(
+    tmp_path: Path, queue: QueueBounds | None, part: str, harm: Callable[[Path], None]
+) -> None:
+    """SQLite would go on into a file that nobody can open any more, and every acknowledgement would be a lie."""
+    path = tmp_path / "ledger.db"
+    log = open_log(f"sqlite:{path}", queue=queue)
+    for seq in range(40):
+        log.append(fat(seq))
+    log.flush()
+    harm(Path(f"{path}{part}"))
+    with pytest.raises(LogError, match=r"failed at position 41: .*under its writer"):
+        append_one(log, 40)
+    for verb in (log.durable, log.flush, lambda: log.append(fat(41))):
+        with pytest.raises(LogError, match="failed at position 41"):
+            verb()
+    log.close()

@@ -6,22 +6,26 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+from tests.ledger.test_excerpt import Apart, walked
+from tests.ledger.walks import Walk
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger import phases
 from kvsweep.ledger.clauses import CLAUSES
 from kvsweep.ledger.codec import EVENT_TYPES
-from kvsweep.ledger.errors import LayoutError
+from kvsweep.ledger.errors import LayoutError, LogCorrupt
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.explain import Change, Explanation, Step, explain, explain_frame, render
+from kvsweep.ledger.facts import OF_OPERATION
 from kvsweep.ledger.figures import figures
-from kvsweep.ledger.ids import RequestKey
+from kvsweep.ledger.ids import POOL, RequestKey
 from kvsweep.ledger.joint import JOINT
 from kvsweep.ledger.memory import MemoryLog
 from kvsweep.ledger.plain import named, plain_event
 from kvsweep.ledger.replay import Ledger
-from kvsweep.ledger.verdicts import Decision
+from kvsweep.ledger.verdicts import NOT_PLANNED, Decision
 
 CONTRACT = Path(__file__).resolve().parents[2] / "docs"
 
@@ -124,7 +128,7 @@ def test_g3_a_refused_plan_and_command_say_what_was_missing(ledger: Ledger, writ
     plan = explained(ledger, written, e.PlanRefused)
     assert plan.decision == Decision(
         verdict="refused",
-        rule="upload: no_space: a plan that does not get its blocks changes nothing, and is made again when blocks return",
+        rule=f"upload: no_space: {NOT_PLANNED['no_space'][0]}",
         expected="9 places",
         got="0 vacant areas, 4 free blocks",
         stands="planning of the upload lane",
@@ -196,3 +200,104 @@ def test_facts_as_plain_data_keep_ids_as_lists(written: Any) -> None:
 )
 def test_f5_an_id_is_shown_whole_and_cannot_write_to_the_terminal(name: str, shown: str) -> None:
     assert named(RequestKey(name, 1)) == shown
+
+
+# ---- by the lives it is about alone
+
+
+@pytest.mark.parametrize("kind", [Apart, Walk])
+@pytest.mark.parametrize("seed", [20260916, 20260917])
+def test_an_explanation_by_few_lives_is_that_of_the_whole_ledger(kind: type[Walk], seed: int) -> None:
+    """Oracle: the same words for the frame that a fold of everything gives."""
+    log = walked(kind, seed)
+    frames = list(Ledger(log).replay())
+    rng = np.random.default_rng(seed)
+    pool = [frame.position for frame in frames if frame.event.request == POOL]
+    chosen = {*rng.integers(1, len(frames) + 1, size=60).tolist(), *pool[:12], *pool[-12:]}
+    for position in sorted(chosen):
+        whole = explain_frame(frames[position - 1])
+        found = msgspec.structs.replace(explain(log, position), facts=())
+        assert found == whole, f"seed {seed}, position {position}"
+
+
+def test_f2_the_facts_before_an_acknowledgement_are_its_operation_and_its_speaker(written: Any) -> None:
+    events = list(written.events)
+    index = next(at for at, event in enumerate(events) if isinstance(event, e.AckIgnored))
+    event: Any = events[index]
+    lost = e.RankLost(request=POOL, seq=2, rank=1, process_epoch=102, pool_generation=2)
+    events = [*events[:index], lost, event]
+    found = explain(_memory(events), len(events))
+    number = event.operation.operation_id
+    expected = [
+        at for at, other in enumerate(events[:-1], 1)
+        if getattr(other, "operation", None) == event.operation or isinstance(other, e.RankLost)
+    ]  # fmt: skip
+    opened = next(at for at, other in enumerate(events, 1) if isinstance(other, e.RequestOpened))
+    assert [fact.position for fact in found.facts] == sorted({opened, *expected})
+    assert f"operation {number} is sent to ranks 0, 1" in [fact.sentence for fact in found.facts]
+    assert found.facts[-1].stream == "the pool"
+
+
+def test_a_word_on_another_request_s_operation_names_whose_it_is(written: Any) -> None:
+    events = list(written.events)
+    second = next(at for at, event in enumerate(events) if isinstance(event, e.PlanRefused))
+    twin, first = events[second].request, next(event for event in events if isinstance(event, e.TransferStarted))
+    operation = msgspec.structs.replace(first.operation, request=twin)
+    known = sum(event.request == twin for event in events[:second])
+    ack = e.AckIgnored(
+        request=twin, seq=known, operation=operation, rank=0, process_epoch=101, outcome="completed", verdict="stale",
+        rule="operation neither open nor settling",
+    )  # fmt: skip
+    found = explain(_memory([*events[:second], ack]), second + 1)
+    assert [(fact.type, fact.stream) for fact in found.facts] == [
+        ("UploadPlanned", "a-b-c #1"),
+        ("RequestOpened", "@pool #1"),
+    ]
+
+
+def test_e3_a_plan_says_how_and_what_it_stands_on(ledger: Ledger, written: Any) -> None:
+    planned = explained(ledger, written, e.UploadPlanned)
+    assert planned.decision is not None
+    assert planned.decision.verdict == "planned"
+    assert planned.decision.rule == "diff: what is wanted and not resident is uploaded, in ascending order"
+    assert planned.decision.got == "blocks to upload, by layer: {0: 2, 2: 2}"
+    assert planned.clauses == ("E3", "E4", "F1")
+    assert [fact.type for fact in planned.facts] == ["RequestOpened", "BlocksSelected"]
+    retained = explained(ledger, written, e.RetainPlanned)
+    assert retained.decision is not None
+    assert retained.decision.rule.startswith("layer: layers keep different slots")
+    assert [fact.type for fact in retained.facts] == ["RequestOpened", "BlocksSelected", "ResidencyCommitted"]
+
+
+def test_a_late_word_on_a_forgotten_life_is_explained_in_the_pool_s_stream(written: Any) -> None:
+    """F2: nobody knows the life any more; the rule is the same as when it was judged."""
+    ack: Any = next(event for event in written.events if isinstance(event, e.AckIgnored))
+    rule = "operation neither open nor settling"
+    forgotten = msgspec.structs.replace(ack.operation, request=RequestKey("forgotten", 1))
+    events = [*written.events, msgspec.structs.replace(ack, request=POOL, seq=4, operation=forgotten, rule=rule)]
+    found = explain(_memory(events), len(events))
+    assert found.decision is not None
+    assert found.decision.expected == "an open or settling operation"
+    assert found.state == "pool"
+    assert found.changes == ()
+
+
+def test_an_operation_of_many_words_is_told_by_its_latest(written: Any) -> None:
+    events = list(written.events)
+    index = next(at for at, event in enumerate(events) if isinstance(event, e.AckIgnored))
+    event: Any = events[index]
+    repeated = [msgspec.structs.replace(event, seq=event.seq + n) for n in range(2 * OF_OPERATION)]
+    found = explain(_memory([*events[:index], *repeated]), index + len(repeated))
+    said = [fact for fact in found.facts if fact.type == "AckIgnored"]
+    assert len(said) == OF_OPERATION
+    assert said[-1].position == index + len(repeated) - 1
+
+
+def test_a_history_that_was_not_lived_is_named_where_it_breaks(written: Any) -> None:
+    events = list(written.events)
+    index = next(at for at, event in enumerate(events) if isinstance(event, e.ResidencyCommitted))
+    event: Any = events[index]
+    events[index] = msgspec.structs.replace(event, generation=9)
+    with pytest.raises(LogCorrupt, match=rf"corrupt at position {index + 1}: .*expected generation 1, got 9"):
+        explain(_memory(events), index + 2)
+    assert explain(_memory(events), index).position == index

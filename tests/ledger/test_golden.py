@@ -27,7 +27,7 @@ KEY = RequestKey("a-b-c", 1)
 # schema -> digest of the whole history, by the rules that the ledger names
 DIGESTS = {
     1: "1ed781cc709bd477d7bb2845c82ea52e6cf13c0904aaf59041b970c75c5c6aae",
-    2: "d86505fd4720384a996b82050376c980a4235ad496a41ca3d880aa7393f4df5d",
+    2: "f4c01b7170ec9103386828babaeaeae5fdb5d1a8f801aabe63dcb47ff1a27d6c",
 }
 SCHEMAS = pytest.mark.parametrize("schema", DIGESTS)
 

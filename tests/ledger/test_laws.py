@@ -9,8 +9,8 @@ from tests.ledger.worlds import A, B, World, rows
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger import laws
+from kvsweep.ledger.holding import Holder, Holders, Holding
 from kvsweep.ledger.ids import HOLE, POOL, RequestKey, Rows, int32_bytes
-from kvsweep.ledger.ownership import Holder, Holding
 from kvsweep.ledger.state import CLOSED_KEPT, COMMANDS_KEPT, EMPTY, PREFIXES_KEPT, Remembered, State
 
 BREAK = Callable[[State], State]
@@ -35,7 +35,7 @@ def busy() -> World:
 
 def held(state: State, change: Callable[[dict[Holder, Holding]], Any], key: RequestKey = A) -> State:
     """State with this request's pairs changed past the one function that may."""
-    holders = dict(state.ownership.held[key])
+    holders = Holders(state.ownership.held[key])
     change(holders)
     return ownership(state, held={**state.ownership.held, key: holders})
 

@@ -3,10 +3,11 @@ relation is the brute-force one, pair by pair."""
 
 from collections import Counter
 
+import numpy as np
 import pytest
 from tests.ledger.pairs import own_of, pairs_of, shared_of, stale_of
 from tests.ledger.walks import Walk
-from tests.ledger.worlds import TWO_LAYERS, WITH_SLIDING, frozen
+from tests.ledger.worlds import DEVICE_BLOCKS, TWO_LAYERS, WITH_SLIDING, N, frozen
 
 from kvsweep.ledger import laws
 from kvsweep.ledger.fold import REDUCE, REDUCE_POOL
@@ -18,6 +19,17 @@ NEVER_DRAWN = {
 }  # fmt: skip
 TAKEN: Counter[str] = Counter()
 REFUSED: Counter[str] = Counter()
+
+
+def expect_taken(walk: Walk, where: str) -> None:
+    """The index over all requests, carried from change to change, says of every block what the pairs say."""
+    taken = walk.state.ownership.taken(walk.layout)
+    for group in range(walk.layout.groups):
+        said = np.flatnonzero(taken.device_blocks(group, np.arange(DEVICE_BLOCKS)))
+        held = {block for of, block in (*walk.pairs.own, *walk.pairs.shared) if of == group}
+        assert {*said.tolist()} == held, f"{where}: group {group}"
+    cpu = {resource[1] for resource, _ in walk.pairs.hold if resource[0] == "cpu"}
+    assert {*np.flatnonzero(taken.cpu_blocks(np.arange(N))).tolist()} == cpu, where
 
 
 def stroll(number: int) -> None:
@@ -36,6 +48,7 @@ def stroll(number: int) -> None:
         assert pairs_of(walk.state) == walk.pairs.hold, f"{where}: {batch}"
         assert own_of(walk.state) == walk.pairs.own, f"{where}: {batch}"
         assert shared_of(walk.state) == (walk.pairs.shared, walk.pairs.shared_cpu), f"{where}: {batch}"
+        expect_taken(walk, where)
         held = {key: known for key, known in walk.pairs.stale.items() if known}
         assert {key: known for key, known in stale_of(walk.state).items() if known} == held, f"{where}: {batch}"
         for key, table in walk.pairs.views.items():

@@ -18,7 +18,7 @@ from kvsweep.ledger.sqlite import SqliteLog
 from kvsweep.ledger.store import Level, QueueBounds, open_log
 from kvsweep.ledger.store_commit import Names
 from kvsweep.ledger.store_fence import Fence
-from kvsweep.ledger.store_queue import GROUP_EVENTS
+from kvsweep.ledger.store_queue import GROUP_BYTES, GROUP_EVENTS
 
 KEY = RequestKey("a-b-c", 1)
 
@@ -334,3 +334,16 @@ def test_of_forgotten_ids_the_file_is_asked(tmp_path: Path) -> None:
     log.append(resumed(0, request=RequestKey("f", 1)))
     assert [stream.events for stream in log.requests()] == [4, 3, 3, 3, 3, 1]
     log.close()
+
+
+def test_a_backlog_is_stored_in_groups_of_bounded_bytes(make: Callable[..., Queued]) -> None:
+    """A row is read whole: no group is larger than the bound and one batch more."""
+    queued = make()
+    log, gate = queued.log, queued.gate
+    size = GROUP_BYTES // 4
+    for seq in range(11):
+        log.append([e.CommandRefused(request=KEY, seq=seq, command="c", state="s", reason="r" * size)])
+    gate.let_all()
+    log.flush()
+    assert [count for count, _ in gate.groups if count > 1] in ([4, 4, 2], [4, 4, 3], [4, 4])
+    assert sum(count for count, _ in gate.groups) == 11

@@ -28,6 +28,29 @@ async def test_f1_upload_and_retain_wait_for_the_commit_of_every_rank_and_give_t
         shell.rig.check_bytes(key)
 
 
+async def test_a_task_that_waits_for_one_request_is_not_woken_for_others() -> None:
+    """Thousands may wait: an upload of one request costs the others nothing."""
+    shell = Shell(ranks=2)
+    looked: dict[str, int] = {}
+    async with shell:
+        key, other = shell.rig.open("a", blocks=8), shell.rig.open("b", blocks=8)
+
+        def closed() -> bool:
+            looked["b"] = looked.get("b", 0) + 1
+            return shell.rig.request(other).life == "CLOSED"
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(1000):
+                tasks.start_soon(shell.kv.until, closed, other)
+            await soon(lambda: looked.get("b") == 1000)
+            await shell.upload(key, FIRST)
+            await shell.retain(key, {0: [0, 2], 1: [1, 2]})
+            await shell.kv.settled(key)
+            assert looked["b"] == 1000, "each has looked once"
+            shell.kv.finish(other)
+        assert looked["b"] <= 3 * 1000, "woken by the events of their own request"
+
+
 async def test_b7_a_retain_reports_its_own_moved_bytes_and_released_blocks() -> None:
     """Two independent figures of this operation: here nothing moves and one block goes back."""
     shell = Shell()

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from tests.runtime.rig import make_layout
 
-from kvsweep.ledger.ids import RequestKey, Rows
+from kvsweep.ledger.ids import Logical, RequestKey, Rows
 from kvsweep.ledger.ownership import NOTHING_OWNED, Holder, HolderKind, Holding, Ownership
-from kvsweep.runtime.destinations import VacantAreas, place
+from kvsweep.runtime.destinations import Placement, VacantAreas, place
 
 LAYOUT = make_layout(3, sliding=1)
 A, B = RequestKey("a", 1), RequestKey("b", 1)
@@ -31,15 +31,24 @@ def owned_by(request: RequestKey, holders: dict[Holder, dict[int, list[int]]], b
 VIEW = owned_by(A, {Holder("view", 1): TABLE}, NOTHING_OWNED)
 
 
+def needed(counts: dict[int, int]) -> Rows[Logical]:
+    """Rows with so many blocks a layer."""
+    return Rows.of({layer: list(range(count)) for layer, count in counts.items()})
+
+
+def missing(placement: Placement) -> dict[int, int]:
+    return dict(zip(placement.chosen.layers.tolist(), placement.missing.tolist(), strict=True))
+
+
 def chosen(ownership: Ownership, counts: dict[int, int], *, shared_table: bool = False) -> dict[int, list[int]]:
-    placement = place(ownership, A, counts, LAYOUT, shared_table=shared_table)
+    placement = place(ownership, A, needed(counts), LAYOUT, shared_table=shared_table)
     return {layer: ids.tolist() for layer, ids in placement.chosen.items()}
 
 
 def test_b6_vacant_areas_of_own_blocks_come_first_and_the_fullest_block_before_the_others() -> None:
-    placement = place(VIEW, A, {0: 1, 1: 1, 2: 1}, LAYOUT, shared_table=False)
+    placement = place(VIEW, A, needed({0: 1, 1: 1, 2: 1}), LAYOUT, shared_table=False)
     assert {layer: ids.tolist() for layer, ids in placement.chosen.items()} == {0: [], 1: [12], 2: [10]}
-    assert placement.missing == {0: 1, 1: 0, 2: 0}
+    assert missing(placement) == {0: 1, 1: 0, 2: 0}
     assert placement.new_blocks == (1, 0)
     assert placement.vacant == 3
     assert chosen(VIEW, {2: 2}) == {2: [10, 12]}, "block 10 holds two areas, block 12 one"
@@ -51,24 +60,24 @@ def test_b6_equally_full_blocks_go_by_id() -> None:
 
 
 def test_b6_new_blocks_are_the_largest_shortfall_of_any_layer_and_each_layer_takes_its_own_area() -> None:
-    placement = place(VIEW, A, {0: 2, 1: 4, 2: 1}, LAYOUT, shared_table=False)
-    assert placement.missing == {0: 2, 1: 3, 2: 0}
+    placement = place(VIEW, A, needed({0: 2, 1: 4, 2: 1}), LAYOUT, shared_table=False)
+    assert missing(placement) == {0: 2, 1: 3, 2: 0}
     assert placement.new_blocks == (3, 0)
     areas = placement.areas((np.asarray([20, 21, 22], dtype=np.int32), np.empty(0, dtype=np.int32)), LAYOUT)
     assert areas.as_lists() == {0: [20, 21], 1: [12, 20, 21, 22], 2: [10]}
 
 
 def test_b6_a_request_without_blocks_gets_new_ones() -> None:
-    placement = place(NOTHING_OWNED, A, {0: 2, 1: 0, 2: 1}, LAYOUT, shared_table=False)
+    placement = place(NOTHING_OWNED, A, needed({0: 2, 1: 0, 2: 1}), LAYOUT, shared_table=False)
     assert (placement.new_blocks, placement.vacant) == ((2, 0), 0)
-    assert place(VIEW, A, {0: 0, 1: 0, 2: 0}, LAYOUT, shared_table=False).new_blocks == (0, 0)
+    assert place(VIEW, A, needed({0: 0, 1: 0, 2: 0}), LAYOUT, shared_table=False).new_blocks == (0, 0)
 
 
 @pytest.mark.parametrize("kind", ["view", "dst", "src", "fence", "tail"])
 def test_b6_an_area_that_anybody_holds_is_no_destination(kind: HolderKind) -> None:
     """A draining view, a quarantined or open operation, a tail fence or the tail: vacancy is asked of the relation."""
     held = VIEW.change(A, LAYOUT, put={Holder(kind, 9): holding({1: [12], 2: [10, 12]})})
-    placement = place(held, A, {1: 1, 2: 1}, LAYOUT, shared_table=False)
+    placement = place(held, A, needed({1: 1, 2: 1}), LAYOUT, shared_table=False)
     assert {layer: ids.tolist() for layer, ids in placement.chosen.items()} == {1: [], 2: []}
     assert placement.new_blocks == (1, 0)
     freed = held.change(A, LAYOUT, drop=[Holder(kind, 9)])
@@ -85,7 +94,7 @@ def test_b1_a_shared_table_takes_only_blocks_that_are_vacant_in_every_layer() ->
     assert chosen(ownership, {0: 1, 1: 1}, shared_table=True) == {0: [2], 1: [2]}
     assert chosen(ownership, {0: 1, 1: 1}) == {0: [2], 1: [2]}
     assert chosen(ownership, {1: 2, 2: 1}, shared_table=True) == {1: [3], 2: [3]}
-    placement = place(ownership, A, {0: 2, 1: 2, 2: 2}, LAYOUT, shared_table=True)
+    placement = place(ownership, A, needed({0: 2, 1: 2, 2: 2}), LAYOUT, shared_table=True)
     assert (placement.new_blocks, placement.vacant) == ((2, 0), 0)
 
 
@@ -94,7 +103,8 @@ def test_b6_an_area_is_taken_once() -> None:
     assert areas.is_vacant(2, 10)
     areas.take(2, 10)
     assert not areas.is_vacant(2, 10)
-    assert areas.of_layer(2).tolist() == [12]
+    left, counts, there = areas.fullest(np.asarray([2], dtype=np.int32), np.asarray([9], dtype=np.int32))
+    assert (left.tolist(), counts.tolist(), there) == ([12], [1], 1)
     assert areas.of_all((1, 2)).tolist() == [12]
     assert not areas.is_vacant(0, 99), "a block that the request does not own"
 
@@ -108,5 +118,5 @@ def test_b6_groups_are_apart() -> None:
         reserve=(np.asarray([5], dtype="<i4").tobytes(), np.asarray([5], dtype="<i4").tobytes()),
     )
     assert chosen(ownership, {1: 1, 2: 1}) == {1: [5], 2: [5]}
-    placement = place(ownership, A, {1: 1, 3: 1}, LAYOUT, shared_table=False)
+    placement = place(ownership, A, needed({1: 1, 3: 1}), LAYOUT, shared_table=False)
     assert placement.new_blocks == (0, 1)

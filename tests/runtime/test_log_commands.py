@@ -215,6 +215,8 @@ def test_bad_usage_is_one_sentence_and_exit_code_2(path: Path, written: Writer) 
         )
     assert f"expected a position from 0 to {last}, got {last + 1}" in refusal(2, "events", path, "--until", last + 1)
     assert f"expected a position from 0 to {last}, got -1" in refusal(2, "replay", path, "--until", -1)
-    assert "expected at least one event that meets the conditions, got none" in refusal(2, "explain", path, "--until", 0)
+    assert "expected at least one event that meets the conditions, got none" in refusal(
+        2, "explain", path, "--until", 0
+    )
     assert "types: expected event types" in refusal(2, "events", path, "--type", "Nothing")
     assert "log.url" in refusal(2, "requests", "memory:x")

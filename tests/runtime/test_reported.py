@@ -12,6 +12,7 @@ from kvsweep.kernels.table import choose_kernels
 from kvsweep.ledger import events as e
 from kvsweep.ledger.ids import POOL, RequestKey, int32_view
 from kvsweep.ledger.messages import (
+    Abort,
     EvictPrefix,
     OpenTail,
     ProcessLost,
@@ -98,6 +99,25 @@ async def test_b6_a_freed_block_is_wiped_before_the_pool_can_give_it_away() -> N
     assert [size for size, _ in wiped if size] == [3]
     assert all(given >= size for size, given in wiped), "it is not free while it is wiped"
     assert shell.rig.driver.pools.device.free == (64,)
+
+
+# ---- what a rank may forget
+
+
+def test_f2_the_floor_is_the_lowest_operation_that_is_open_or_settles(make_rig: MakeRig) -> None:
+    """Below it a rank forgets and refuses: it must not forget what it was cancelled in and has not answered for yet."""
+    rig = make_rig()
+    key = rig.open()
+    first = rig.started(rig.select(key, VIEW))
+    rig.send(Abort(operation=first, reason="given up"))
+    second = rig.started(rig.select(key, VIEW))
+    assert [work.floor for work in rig.effects_of(Transfer)] == [first.operation_id] * 2
+    for rank, _ in RANKS:
+        rig.done(first, rank, "cancelled")
+        rig.done(second, rank)
+    rig.acknowledge(second)
+    third = rig.started(rig.select(key, {0: [0, 2, 5], 1: [0, 2]}))
+    assert rig.last(Transfer).floor == third.operation_id
 
 
 # ---- windows that do not begin at a block

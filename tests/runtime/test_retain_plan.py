@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from tests.runtime.rig import Ids, make_layout, rows
 
 from kvsweep.ledger.errors import LayoutError, PoolExhausted
-from kvsweep.ledger.ids import Int32, RequestKey, Rows
+from kvsweep.ledger.ids import Physical, RequestKey, Rows
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.ownership import NOTHING_OWNED, Holder, Holding, Ownership
 from kvsweep.runtime.retain_plan import RetainPlan, plan_pack, plan_retain, union_keep
@@ -16,8 +16,8 @@ WIDE = make_layout(3)
 A = RequestKey("a", 1)
 
 
-def table_of(ids: Ids) -> dict[int, Int32]:
-    return {layer: np.asarray(row, dtype=np.int32) for layer, row in ids.items()}
+def table_of(ids: Ids) -> Rows[Physical]:
+    return rows(ids)
 
 
 def owning(view: Ids, *others: Ids, layout: Layout = LAYOUT) -> Ownership:

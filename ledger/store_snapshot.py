@@ -1,0 +1,55 @@
+"""Bytes of a state in a snapshot, and back. What a state works out and keeps for itself is no part of them."""
+
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from kvsweep.ledger.holding import Holders
+from kvsweep.ledger.ids import RequestKey
+from kvsweep.ledger.ownership import Holder, Holding, Ownership
+from kvsweep.ledger.state import PoolState, RequestState, State
+
+
+class _Stored(Struct, array_like=True, gc=False):
+    """A state without maps, whose order is kept: lists of pairs."""
+
+    pool: PoolState
+    requests: list[tuple[str, RequestState]]
+    held: list[tuple[RequestKey, list[tuple[Holder, Holding]]]]
+    own: list[tuple[RequestKey, tuple[bytes, ...]]]
+    shared: tuple[bytes, ...]
+    shared_sources: bytes
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_DECODER: Final[msgspec.msgpack.Decoder[_Stored]] = msgspec.msgpack.Decoder(_Stored)
+
+
+def encode_state(state: State) -> bytes:
+    ownership = state.ownership
+    return _ENCODER.encode(
+        _Stored(
+            pool=state.pool,
+            requests=list(state.requests.items()),
+            held=[(request, list(holders.items())) for request, holders in ownership.held.items()],
+            own=list(ownership.own.items()),
+            shared=ownership.shared,
+            shared_sources=ownership.shared_sources,
+        )
+    )
+
+
+def decode_state(body: bytes) -> State | None:
+    """None where the bytes are no state as this version has it: the fold begins earlier then."""
+    try:
+        stored = _DECODER.decode(body)
+    except msgspec.DecodeError:
+        return None
+    ownership = Ownership(
+        {request: Holders(holders) for request, holders in stored.held},
+        dict(stored.own),
+        stored.shared,
+        stored.shared_sources,
+    )
+    return State(pool=stored.pool, requests=dict(stored.requests), ownership=ownership)
