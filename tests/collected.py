@@ -26,8 +26,12 @@ def tests_in(module: str) -> frozenset[str]:
 
 
 def missing(ids: Iterable[str]) -> list[str]:
-    """Those of the pytest ids (module::function) that name no test function."""
-    return sorted(one for one in set(ids) if one.partition("::")[2] not in tests_in(one.partition("::")[0]))
+    """Those of the pytest ids (module::function, maybe with [parameters]) that name no test function."""
+    return sorted(one for one in set(ids) if _function(one) not in tests_in(one.partition("::")[0]))
+
+
+def _function(one: str) -> str:
+    return one.partition("::")[2].partition("[")[0]
 
 
 def not_collected(ids: Iterable[str]) -> list[str]:
@@ -36,5 +40,5 @@ def not_collected(ids: Iterable[str]) -> list[str]:
     modules = sorted({one.partition("::")[0] for one in wanted})
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "", "-p", "no:cacheprovider", *modules]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    found = {line.partition("[")[0] for line in run.stdout.splitlines() if "::" in line}
-    return sorted(wanted - found)
+    found = {line for line in run.stdout.splitlines() if "::" in line}
+    return sorted(wanted - found - {line.partition("[")[0] for line in found})
