@@ -143,6 +143,7 @@ class Stack:
 
     connect  makes (coordinator's end, rank's end) of a rank's link; without it: in this process, with the chaos
     front    stands between the coordinator and the producer
+    producer one that has lived on while the coordinator was started anew
     """
 
     def __init__(
@@ -153,13 +154,14 @@ class Stack:
         connect: Callable[[int], tuple[RankLink, RankLink]] | None = None,
         front: Callable[[HostProducer], Producer] = lambda producer: producer,
         make_device: MakeDevice = host_device,
+        producer: HostProducer | None = None,
     ) -> None:
         pool = driver.state.pool
         if pool.run is None:
             raise LookupError("the driver is not configured")
         self.driver, self.chaos, self._connect = driver, chaos, connect
         count = len(pool.ranks)
-        self.producer = HostProducer(
+        self.producer = producer or HostProducer(
             pool.layout,
             full_blocks=pool.run.cpu_full_blocks,
             total_blocks=pool.run.cpu_total_blocks,

@@ -5,7 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+import anyio
 import numpy as np
+from anyio.abc import TaskGroup
+from msgspec.structs import replace
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.errors import Aborted, PoolExhausted, SettingsError
@@ -15,17 +18,22 @@ from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.memory import MemoryLog
 from kvsweep.ledger.messages import ProcessLost, RegisterSources, Turn
 from kvsweep.ledger.state import RequestState
+from kvsweep.runtime.metrics import Metrics
+from kvsweep.runtime.world import World as DriverWorld
+from kvsweep.scenarios.checkers.checks import Checks
 from kvsweep.scenarios.checkers.content import HostMemory
 from kvsweep.scenarios.checkers.driver import CheckedDriver
 from kvsweep.scenarios.script.content import MadeUpKv, SyntheticKv, rank_part, tag_of
 from kvsweep.scenarios.script.format import Script
 from kvsweep.scenarios.script.front import Front
 from kvsweep.scenarios.script.mischief import Mischief
+from kvsweep.scenarios.script.mortal import MortalLog
 from kvsweep.scenarios.script.timeline import Timeline
 from kvsweep.scenarios.script.wires import Deliver, ScriptLink, Wire
 from kvsweep.scenarios.stack import Node, Stack, new_store
 from kvsweep.transports.host import HostDevice
 from kvsweep.transports.links import Delivery
+from kvsweep.transports.producer import HostProducer
 
 MAX_EVENTS = 1_000_000
 
@@ -44,30 +52,77 @@ class Cluster:
         self.timeline = Timeline()
         self.kv_of = kv_of(script, self.layout)
         self.dead: set[int] = set()
+        self.left = False  # the last life has come to a clean end
         self.tags: Callable[[RequestKey, int], int] = lambda key, logical: tag_of(key)
         self.wires: list[Wire] = []
         self.mischief = Mischief(script.fault, self.timeline, self)
-        settings = world.settings(seed, ledger)
-        log = MemoryLog(max_events=MAX_EVENTS) if ledger == "memory:" else new_store(settings)
+        self.metrics = Metrics()
+        self.checks: list[Checks] = []  # of each life of the coordinator
+        self.memory = HostMemory({}, {})
+        self._settings = world.settings(seed, ledger)
+        self.store = MemoryLog(max_events=MAX_EVENTS) if ledger == "memory:" else new_store(self._settings)
+        self._watchers: list[Callable[[Event], None]] = []
+        self._restarted: list[Callable[[], None]] = []
+        self._producer: HostProducer | None = None
+        self._events = 0  # facts of earlier lives of the coordinator
+        self._begin(world.pools(self.layout))
+
+    def _begin(self, world: DriverWorld) -> None:
+        """One life of the coordinator: on a new ledger, or on what the life before has left."""
+        known = self.store.durable()
+        self._life, self._over, self._scope = MortalLog(self.store), anyio.Event(), anyio.CancelScope()
         self.driver = CheckedDriver.open(
-            settings, world.pools(self.layout), log=log, clock=lambda: 0.0, deadlines=self.timeline.clock
+            self._settings, world, log=self._life.as_store, clock=lambda: 0.0, deadlines=self.timeline.clock
         )
         self.stack = Stack(
             self.driver,
             connect=self._connect,
             front=lambda producer: Front(producer, self.mischief, self.timeline),
+            producer=self._producer,
         )
-        self.kv = self.stack.kv
-        self.memory = HostMemory({}, dict(enumerate(self.stack.producer.shards)))
+        self._producer, self.kv = self.stack.producer, self.stack.kv
+        self.memory.shards = dict(enumerate(self._producer.shards))
         self.driver.checks.read_bytes(self.memory, self._truth)
+        self.checks.append(self.driver.checks)
         self.driver.watch(self._see)
-        self._watchers: list[Callable[[Event], None]] = []
+        for record in self.store.read(after=known):  # from before anybody could watch
+            self._see(record.event)
+
+    def start(self, tasks: TaskGroup) -> None:
+        """Serve in a task of its own until `leave` or a crash; the life after a crash is started like the first."""
+        self._tasks = tasks
+        tasks.start_soon(self._live, self.stack, self._over, self._scope)
+
+    async def _live(self, stack: Stack, over: anyio.Event, scope: anyio.CancelScope) -> None:
+        with scope:
+            async with stack:
+                await over.wait()
+            self.left = True
+
+    def leave(self) -> None:
+        """A clean end, at which NotSettled is raised out of the task where something is left."""
+        self._over.set()
 
     def watch(self, watcher: Callable[[Event], None]) -> None:
         """Call back with every fact from now on, before the script's own moments see it."""
         self._watchers.append(watcher)
 
+    def on_restart(self, action: Callable[[], None]) -> None:
+        """Act whenever the coordinator has started anew."""
+        self._restarted.append(action)
+
+    @property
+    def events(self) -> int:
+        """Facts so far."""
+        return self._events + self.driver.events
+
+    @property
+    def crashed(self) -> bool:
+        """Whether the coordinator's process has ended and no new one goes on yet."""
+        return self._life.ended
+
     def _see(self, event: Event) -> None:
+        self.metrics.apply(event)
         for watcher in self._watchers:
             watcher(event)
         self.mischief.see(event)
@@ -97,7 +152,7 @@ class Cluster:
     def activity(self) -> tuple[int, int, int]:
         """Something that changes with every fact, frame and copy."""
         frames = sum(wire.passed for wire in self.wires)
-        return self.driver.events, frames, sum(node.device.queued for node in self.stack.nodes)
+        return self.events, frames, sum(node.device.queued for node in self.stack.nodes)
 
     # ---- machines
 
@@ -111,6 +166,24 @@ class Cluster:
         """The process ends; what it has not done is never done."""
         self.dead.add(rank)
         self.node(rank).process.cancel()
+
+    def crash(self) -> None:
+        """The coordinator's process ends: nothing that it would still do is done."""
+        self._life.end()
+
+    def restart_coordinator(self) -> None:
+        """A new process goes on with the ledger; every rank begins anew, the producer lives on."""
+        pool, producer = self.driver.state.pool, self.stack.producer
+        self.crash()
+        self._scope.cancel()
+        self.dead.clear()
+        self._events += self.driver.events
+        ranks = tuple((rank, epoch + 1) for rank, epoch in pool.ranks)
+        world = replace(self.world.pools(self.layout), ranks=ranks, producer_epoch=producer.process_epoch)
+        self._begin(world)
+        self.start(self._tasks)
+        for action in self._restarted:
+            action()
 
     def notice(self, rank: int) -> None:
         """The coordinator learns that the process has ended."""

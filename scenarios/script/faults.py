@@ -79,15 +79,17 @@ class WrongOwner(_Fault, frozen=True, kw_only=True):
 
 
 class Crash(_Fault, frozen=True, kw_only=True):
-    """A rank's process ends: before it sends or gets a message, which is lost then, or after an event.
+    """A process ends: before a message of its own, which is lost then, or after an event.
 
     rank     of the process; without it: the producer, which is back at once
+    coordinator  it is the coordinator's, and every rank's with it; a new one goes on with the ledger in the next turn
     noticed  false: nobody learns of it before it comes back or a deadline passes
     restart  turns until a new process of it begins, or "never" (TOML has no null); of the producer: until it
              names its blocks again
     """
 
     rank: Number | None = None
+    coordinator: bool = False
     before: Message | None = None
     after: Moment | None = None
     noticed: bool = True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kvsweep.ledger import events as e
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import RequestKey, int32_view
@@ -24,7 +26,7 @@ Area = tuple[int, int]
 class History:
     """A fold over the facts of one run; `see` is told of each after it was adopted."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Callable[[], Driver]) -> None:
         self._driver = driver
         self.life: dict[RequestKey, str] = {}
         self.resumed: set[RequestKey] = set()  # and not yet uploaded
@@ -82,7 +84,7 @@ class History:
 
     def _step_count(self) -> int:
         """Steps that are open on anything now."""
-        return len(self._driver.core.steps)
+        return len(self._driver().core.steps)
 
     def _settle(self, number: int, key: RequestKey) -> None:
         left = self._ranks.get(number, 0) - len(self.words.get(number, ()))
@@ -104,6 +106,10 @@ class History:
 
     # ---- questions
 
+    @property
+    def open_operations(self) -> int:
+        return len(self._open)
+
     def settling_of(self, key: RequestKey) -> list[int]:
         """Its operations that settle."""
         return [number for number, owner in self.settling.items() if owner == key]
@@ -124,12 +130,12 @@ class History:
         return self._fences.get((event.request, event.fence), 0) > 0
 
     def slides(self, event: e.TailDropped) -> bool:
-        layout = self._driver.state.pool.layout
+        layout = self._driver().state.pool.layout
         return layout.group_kind(event.group) == "sliding" and self.life.get(event.request) == "RUNNING"
 
     def leases(self) -> int:
         """Source leases that are held now."""
-        held = self._driver.state.ownership.held
+        held = self._driver().state.ownership.held
         return sum(holder.kind == "src" for holders in held.values() for holder in holders)
 
     def nothing_lives(self, event: e.RequestClosed) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
+
+import anyio
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.errors import Aborted, KvsweepError
@@ -32,6 +34,7 @@ class Job:
     operation: Operation | None = None  # the last one that it started
     asked: Asked | None = None  # what a retry asks again
     judged: bool = False
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)  # its caller ends with the coordinator
 
     @property
     def done(self) -> bool:
@@ -43,6 +46,10 @@ class Job:
             self.operation = event.operation
             return True
         return False
+
+    def cut(self) -> None:
+        """The process that it asked has ended."""
+        self.aborted, self.ended = True, "the coordinator restarted"
 
     def fail(self, error: KvsweepError) -> None:
         self.aborted = isinstance(error, Aborted)

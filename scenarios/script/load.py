@@ -186,6 +186,8 @@ def _fault(path: str, fault: f.Fault) -> Found:
         yield f"{path}.on.message", "any but gather, which is done before any rank hears of it", "'gather'"
     if isinstance(fault, f.Delay | f.Stall) and not fault.turns and fault.until is None:
         yield f"{path}", "turns or until", "neither"
+    if isinstance(fault, f.Crash) and fault.coordinator and fault.rank is not None:
+        yield f"{path}.rank", "none where the coordinator crashes: every rank ends with it", str(fault.rank)
     if isinstance(fault, f.Crash) and (fault.before is None) == (fault.after is None):
         yield f"{path}", "either before or after", "neither" if fault.before is None else "both"
 

@@ -43,7 +43,8 @@ class Mischief:
                 if moment is not None and not isinstance(moment, int):
                     timeline.when(moment)
             if isinstance(fault, f.Crash) and fault.after is not None:
-                timeline.when(fault.after).then(self._at(self._crash, at, fault))
+                crash = self._at(self._crash, at, fault)
+                timeline.when(fault.after).then(self._at_once(at, fault) if fault.coordinator else crash)
             elif isinstance(fault, f.ReplaceTable):
                 timeline.when(fault.after).then(self._at(self._replace_table, at, fault))
         self._names = {on.message for _, _, on, _ in self._on}
@@ -70,6 +71,16 @@ class Mischief:
             if not self._timeline.over:
                 self._done.add(at)
                 self._timeline.after(0, lambda: action(fault))
+
+        return act
+
+    def _at_once(self, at: int, fault: f.Crash) -> Callable[[], None]:
+        """In the fold that saw the moment: nothing that follows from it leaves the process."""
+
+        def act() -> None:
+            if not self._timeline.over:
+                self._done.add(at)
+                self._crash(fault)
 
         return act
 
@@ -173,6 +184,10 @@ class Mischief:
 
     def _crash(self, fault: f.Crash) -> None:
         cluster, timeline = self._cluster, self._timeline
+        if fault.coordinator:
+            cluster.crash()
+            timeline.after(0, cluster.restart_coordinator)
+            return
         if fault.rank is None:
             timeline.after(0, lambda: cluster.restart_producer(register=fault.restart == 0))
             if fault.restart and fault.restart != "never":

@@ -8,7 +8,7 @@ from typing import Final, get_args
 import anyio.abc
 import anyio.lowlevel
 
-from kvsweep.ledger.errors import KvsweepError, Refused, UsageError
+from kvsweep.ledger.errors import KvsweepError, LogError, Refused, UsageError
 from kvsweep.ledger.ids import Operation, RequestKey
 from kvsweep.ledger.messages import (
     Abort,
@@ -68,6 +68,7 @@ class Play:
         self._named: dict[str, Job] = {}
         self._jobs: list[Job] = []
         self._work = Work(cluster, self.members, self._named, self.readers)
+        cluster.on_restart(self._coordinator_restarted)
         self._prefixes: dict[str, int] = {}  # name of a shared block → whose tokens it has
 
     # ---- time
@@ -84,12 +85,12 @@ class Play:
         limit, quiet = 4 * cluster.world.deadline + 1000, 0
         if self._free and not self._draining:
             limit = cluster.world.deadline + IDLE_TURNS
-        events, begun, seen = cluster.driver.events, timeline.turn, cluster.activity
+        events, begun, seen = cluster.events, timeline.turn, cluster.activity
         since = begun
         while not condition():
             await self.turn()
-            if cluster.driver.events != events:
-                events, since = cluster.driver.events, timeline.turn
+            if cluster.events != events:
+                events, since = cluster.events, timeline.turn
             quiet = quiet + 1 if cluster.activity == seen else 0
             seen = cluster.activity
             ended = timeline.turn - since > limit or timeline.turn - begun > 20 * limit
@@ -165,6 +166,8 @@ class Play:
                 cluster.restart_rank(step.rank)
             case s.RestartProducer():
                 cluster.restart_producer(register=step.register)
+            case s.RestartCoordinator():
+                cluster.restart_coordinator()
             case s.Say():
                 self._say(step)
             case _:
@@ -180,8 +183,8 @@ class Play:
             gate = self.cluster.timeline.when(step.until)
             await self.until(lambda: gate.is_open, f"{step.until.event}, occurrence {step.until.occurrence},")
         if step.settled:
-            driver = self.cluster.driver
-            await self.until(lambda: driver.idle and not driver.pending(), "rest")
+            cluster = self.cluster
+            await self.until(lambda: cluster.driver.idle and not cluster.driver.pending(), "rest")
 
     def _abort(self, step: s.Abort) -> None:
         key = self._key(step.request)
@@ -205,7 +208,7 @@ class Play:
         epoch = dict(self.cluster.driver.state.pool.ranks)[step.rank] + step.process_epoch
         turn = self.cluster.kv.handle(Done(operation=said, rank=step.rank, process_epoch=epoch, outcome=step.outcome))
         verdicts = {"accepted": "accepted", "repeated": "duplicate", "ignored": "stale"}
-        verdict = verdicts.get(turn.outcome) or getattr(turn.events[0], "verdict", turn.outcome)
+        verdict = verdicts.get(turn.outcome) or next((getattr(event, "verdict", "") for event in turn.events), "")
         if step.verdict and verdict != step.verdict:
             raise UsageError(f"expected the verdict {step.verdict}, got {verdict}")
 
@@ -240,11 +243,25 @@ class Play:
             await self._finished(job)
 
     async def _run(self, job: Job) -> None:
-        try:
-            await self._work.of(job.step)(job)
-            job.ended = ""
-        except KvsweepError as error:
-            job.fail(error)
+        with job.scope:
+            try:
+                await self._work.of(job.step)(job)
+                job.ended = ""
+            except LogError as error:
+                job.fail(error)
+                if self.cluster.crashed:
+                    job.cut()
+            except KvsweepError as error:
+                job.fail(error)
+        if job.scope.cancelled_caught:
+            job.cut()
+
+    def _coordinator_restarted(self) -> None:
+        """Whoever called, and every open serving step, ended with the process."""
+        for job in self._jobs:
+            if not job.done:
+                job.scope.cancel()
+        self.readers.open.clear()
 
     async def _finished(self, job: Job) -> None:
         await self.until(lambda: job.done, f"the end of {job.step.name or f'step {job.at}'}")

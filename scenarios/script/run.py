@@ -7,6 +7,7 @@ from typing import Final
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger import laws
@@ -14,6 +15,7 @@ from kvsweep.ledger.errors import LogError, NotSettled
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.messages import EvictPrefix, Finish
 from kvsweep.ledger.replay import Ledger
+from kvsweep.scenarios.checkers.driver import CheckedDriver
 from kvsweep.scenarios.script.address import EVENTS
 from kvsweep.scenarios.script.cluster import Cluster
 from kvsweep.scenarios.script.format import Script
@@ -50,14 +52,17 @@ class _Run:
 
     async def play(self) -> Verdict:
         self.cluster = Cluster(self.script, self.seed, "memory:" if self.ledger is None else f"sqlite:{self.ledger}")
-        self.driver = self.cluster.driver
-        self.situations = Situations(self.driver)
+        self.situations = Situations(lambda: self.driver)
+        for record in self.driver.log.read():  # from before anybody could watch
+            self._see(record.event)
         self.cluster.watch(self._see)
-        for event in self._configured():
-            self._see(event)
         try:
-            async with self.cluster.stack, anyio.create_task_group() as tasks:
+            async with anyio.create_task_group() as tasks:
+                self.cluster.start(tasks)
                 await self._script(tasks)
+                self.cluster.leave()
+                while not self.cluster.left:
+                    await anyio.lowlevel.checkpoint()
                 tasks.cancel_scope.cancel()
         except ExceptionGroup as group:
             error = _leaf(group)
@@ -65,9 +70,10 @@ class _Run:
             self._break(law, f"{type(error).__name__}{_raised_in(error)}: {error}")
         return self._verdict()
 
-    def _configured(self) -> list[Event]:
-        """Facts from before anybody watched."""
-        return [record.event for record in self.driver.log.read()]
+    @property
+    def driver(self) -> CheckedDriver:
+        """Of the coordinator that lives now."""
+        return self.cluster.driver
 
     def _see(self, event: Event) -> None:
         name = _NAMES[type(event)]
@@ -99,7 +105,7 @@ class _Run:
 
     async def _drain(self) -> None:
         """No more faults: whatever was begun ends, every request finishes, and nothing may be left."""
-        play, driver = self.steps, self.driver
+        play = self.steps
         self.cluster.timeline.stop_faults()
         for node in self.cluster.stack.nodes:
             node.device.faults.hold.clear()
@@ -109,6 +115,7 @@ class _Run:
         for rank in sorted(self.cluster.dead):
             self.cluster.restart_rank(rank)
         await play.all_finished()
+        driver = self.driver
         self._check_sources()
         play.readers.oracle_reads()
         driver.checks.look()
@@ -123,8 +130,8 @@ class _Run:
 
     def _look(self) -> None:
         """After each turn in which something moved: the readers read, the laws hold."""
-        if self.driver.events != self._checked:
-            self._checked = self.driver.events
+        if self.cluster.events != self._checked:
+            self._checked = self.cluster.events
             for broken in laws.check(self.driver.state):
                 name, _, detail = broken.partition(": ")
                 self._break(name, detail)
@@ -136,7 +143,7 @@ class _Run:
 
     def _found(self) -> None:
         """What the independent checkers have found."""
-        for found in self.driver.checks.broken:
+        for found in (found for checks in self.cluster.checks for found in checks.broken):
             self._break(found.law, f"event {found.position}: {found.detail}")
 
     def _check_sources(self) -> None:
@@ -172,7 +179,7 @@ class _Run:
     def _verdict(self) -> Verdict:
         driver, expect = self.driver, self.script.expect
         digest = driver.digest()
-        cost = figures(driver.metrics)
+        cost = figures(self.cluster.metrics)
         for path, wanted, counted in (
             ("events", expect.events, self._counts),
             ("verdicts", expect.verdicts, self._verdicts),
@@ -181,7 +188,7 @@ class _Run:
             for name, value in wanted.items():
                 if counted.get(name, 0) != value:
                     self._break(AS_WRITTEN, f"$.expect.{path}.{name}: expected {value}, got {counted.get(name, 0)}")
-        replayed = Ledger(driver.log).verify() if self.ledger is None else None
+        replayed = Ledger(self.cluster.store).verify() if self.ledger is None else None
         try:
             driver.close()
         except LogError as error:
@@ -202,7 +209,7 @@ class _Run:
             ledger=None if self.ledger is None else str(self.ledger),
             digest=digest,
             unseed=self.cluster.chance.getrandbits(32),
-            events=driver.events,
+            events=self.cluster.events,
             turns=self.cluster.timeline.turn,
             reached=sorted(reached),
             figures=cost,

@@ -29,7 +29,7 @@ def _situation(name: str, what: str, *kinds: type[Event]) -> Callable[[Test], Te
 class Situations:
     """Those that one run has reached."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Callable[[], Driver]) -> None:
         self.reached: set[str] = set()
         self._history = History(driver)
 
@@ -153,6 +153,10 @@ _situation("a rank restarts under a transfer", "the old process may have written
 _situation("the producer restarts", "every CPU block has to be named again", e.ProducerRestarted)(_always)
 _situation("the producer restarts under a lease", "ranks may still read the old mapping", e.ProducerRestarted)(
     lambda h, event: h.leases() > 0
+)
+_situation("the coordinator restarts", "a new process goes on with the ledger", e.CoordinatorRestarted)(_always)
+_situation("the coordinator restarts under an operation", "it is aborted and settles at once", e.CoordinatorRestarted)(
+    lambda h, event: h.open_operations > 0
 )
 _situation("preempted and resumed", "a request comes back without a view", e.RequestResumed)(_always)
 _situation("upload after resume", "the same path as any upload", e.ResidencyCommitted)(

@@ -240,6 +240,13 @@ class RestartProducer(_Step, frozen=True, kw_only=True):
     register: bool = True
 
 
+class RestartCoordinator(_Step, frozen=True, kw_only=True):
+    """The coordinator's process ends at once, and every rank's with it; a new one goes on with its ledger.
+
+    The producer lives on. Requests that ran are preempted, and open serving steps are over.
+    """
+
+
 class Say(_Step, frozen=True, kw_only=True):
     """Somebody says a rank's word on a named step's operation. Numbers are added to those of the true word.
 
@@ -273,7 +280,8 @@ class Wait(_Step, frozen=True, kw_only=True):
 
 Step: TypeAlias = (
     Open | Write | Seal | Register | Select | Upload | Retain | Round | BeginStep | EndStep | Preempt | Resume
-    | Finish | Abort | Retry | Publish | Attach | Evict | KillRank | LoseRank | RestartRank | RestartProducer | Say
+    | Finish | Abort | Retry | Publish | Attach | Evict | KillRank | LoseRank | RestartRank | RestartProducer
+    | RestartCoordinator | Say
     | Await | Wait
 )  # fmt: skip
 Lasting: TypeAlias = Open | Write | Seal | Upload | Retain | Round | Retry

@@ -53,7 +53,7 @@ class Mishaps:
             self._crash,
             self._late_start,
         )
-        weights = (4, 4, 3, 3, 3, 2, 2, 2, 1, 2)
+        weights = (4, 4, 3, 3, 3, 2, 2, 2, 2, 2)
         made: list[f.Fault] = []
         while len(made) < count:
             drawn = self._random.choices(makers, weights)[0]()
@@ -118,6 +118,8 @@ class Mishaps:
         return f.WrongOwner(on=self._message("done"), request=self._random.choice(self._requests))
 
     def _crash(self) -> f.Fault:
+        if self._random.random() < 0.3:
+            return self._coordinator_crash()
         rank = self._random.choice((None, *range(self._world.ranks)))
         if rank is not None and self._random.random() < 0.5:
             before = Message(message=self._random.choice((*COMMANDS, "done")), rank=rank)  # type: ignore[arg-type]
@@ -128,6 +130,11 @@ class Mishaps:
             noticed=self._random.random() < 0.5,
             restart=self._restart(),
         )
+
+    def _coordinator_crash(self) -> f.Fault:
+        if self._random.random() < 0.3:
+            return f.Crash(coordinator=True, before=self._message("done", "acknowledge"))
+        return f.Crash(coordinator=True, after=self._moment())
 
     def _restart(self) -> int | Literal["never"]:
         return self._random.choice((0, 3, 25, NEVER))

@@ -309,7 +309,9 @@ class Workload:
         rank = self._random.randrange(self._world.ranks)
         restart: list[s.Step] = [s.RestartRank(rank=rank)]
         draw = self._random.random()
-        if draw < 0.4:
+        if draw < 0.15:
+            made: list[s.Step] = [s.RestartCoordinator()]
+        elif draw < 0.45:
             made = restart
         else:
             end: s.Step = s.LoseRank(rank=rank) if draw < 0.7 else s.KillRank(rank=rank)

@@ -76,6 +76,10 @@ def refusal(text: str) -> str:
             "$.fault[0]: expected either before or after, got neither",
         ),
         (
+            '[[fault]]\ndo = "crash"\nrank = 0\ncoordinator = true\nafter = { event = "rank_lost" }',
+            "$.fault[0].rank: expected none where the coordinator crashes: every rank ends with it, got 0",
+        ),
+        (
             '[[step]]\ndo = "upload"\nwant = [0]',
             "$.step[0].request: expected a request that an earlier step opens, of [], got 'a'",
         ),
