@@ -14,12 +14,14 @@ from kvsweep.scenarios.explore.rank import Rank
 LANES: Final = ("upload", "retain", "store")
 
 
-def of_turn(before: Coordinator, turn: Turn, after: Coordinator, *, step_ended: bool) -> Iterator[str]:
+def of_turn(before: Coordinator, turn: Turn, after: Coordinator) -> Iterator[str]:
     """Situations that one turn of the core met."""
-    state = before.state
+    state, ended = before.state, before.reads.keys() - after.reads.keys()
     for event in turn.events:
         yield from _of_event(before, state, event)
-    if step_ended:
+    if ended:
+        if min(after.reads, default=max(ended)) < max(ended):
+            yield "steps end out of order"
         if any(isinstance(event, e.BlocksRetired) for event in turn.events):
             yield "the last reader retires a generation"
         if any(isinstance(event, e.FenceOpened) for event in turn.events):
@@ -131,6 +133,13 @@ def _evicted(state: State, event: e.PrefixEvicted) -> Iterator[str]:
         yield "a prefix is evicted under a reader"
     elif readers > 1:
         yield "a prefix is evicted under two readers"
+
+
+def of_forgery(turn: Turn) -> Iterator[str]:
+    """What became of a word that no rank said."""
+    yield from (
+        f"a forged word is {one.verdict}" for one in turn.events if isinstance(one, e.AckIgnored | e.AckRefused)
+    )
 
 
 def of_delivery(before: Rank, work: RankWork, after: Rank) -> Iterator[str]:

@@ -221,6 +221,7 @@ class Space:
             except FAULTS as error:
                 found.append(f"nothing raises: {type(error).__name__}: {error}")
                 continue
+            self.reached.update(situations.of_forgery(turn))
             found += after.complaints
             if turn.outcome not in ("refused", "ignored") or self.coordinators.number(after) != number:
                 found.append(f"a word that no rank said changes nothing: {message} was {turn.outcome}")
@@ -259,8 +260,7 @@ class Space:
         found = list(after.complaints)
         noted = turn is not None and turn.outcome in ("ignored", "repeated", "refused")
         if turn is not None:
-            ended = len(after.reads) < len(before.reads)
-            self.reached.update(situations.of_turn(before, turn, after, step_ended=ended))
+            self.reached.update(situations.of_turn(before, turn, after))
             if honest and turn.outcome == "refused":
                 found.append(f"an honest word is no error: {turn.refusal}")
             if repeats and (turn.outcome, turn.events, turn.effects) != ("repeated", (), ()):

@@ -73,7 +73,7 @@ WORLDS: Final[tuple[World, ...]] = (
         name="quarantine",
         title="After an abort the next attempt has other contents",
         askers=one(select((0,), (1,)), select((2,), (3,)), select((4,), (0,))),
-        faults=Faults(aborts=2), steps=1, blocks=4, rows=4,
+        faults=Faults(aborts=2), steps=2, blocks=4, rows=4,
         sometimes=(), states=0,
     ),
     World(
@@ -132,7 +132,7 @@ WORLDS: Final[tuple[World, ...]] = (
         name="store",
         title="Decoding writes a block, it is stored, and becomes a slot",
         askers=one(select((0,), (1,)), until("tail", 6), until("seal", 6), retain((0, 5), (5,))),
-        faults=Faults(aborts=1), steps=2, blocks=3,
+        faults=Faults(aborts=1), steps=1, blocks=3,
         sometimes=(), states=0,
     ),
     World(
@@ -194,7 +194,7 @@ WORLDS: Final[tuple[World, ...]] = (
         name="three-ranks",
         title="Three ranks answer in any order",
         askers=one(select((0,), (1,)), retain((), (1,))),
-        faults=Faults(aborts=1, preemptions=1), steps=1, blocks=3, ranks=3,
+        faults=Faults(aborts=2), steps=2, blocks=3, ranks=3,
         sometimes=(), states=0,
     ),
     World(
@@ -215,7 +215,7 @@ WORLDS: Final[tuple[World, ...]] = (
         name="zero-bytes",
         title="A plan of zero bytes publishes a keep map and changes no table",
         askers=one(select((0, 1), (0, 1)), select((1,), (0,)), retain((1,), (0,))),
-        faults=Faults(preemptions=1, producer_restarts=1), steps=1, blocks=4,
+        faults=Faults(aborts=1, preemptions=1, producer_restarts=1), steps=1, blocks=4, ranks=1,
         sometimes=(), states=0,
     ),
     World(
@@ -228,8 +228,10 @@ WORLDS: Final[tuple[World, ...]] = (
     World(
         name="window",
         title="A group of sliding windows drops what no query sees any more, while steps and stores go on",
-        askers=one(until("tail", 3), until("seal", 2), until("seal", 3), select((1,), (2,)), retain((1,), (2,)), blocks=0),
-        faults=Faults(), steps=2, blocks=4, layers=2, sliding=1,
+        askers=one(
+            until("tail", 3), until("seal", 2), until("seal", 3), select((1,), (2,)), retain((1,), (2,)), blocks=0,
+        ),
+        faults=Faults(aborts=1), steps=2, blocks=4, sliding=1,
         sometimes=(), states=0,
     ),
     World(
