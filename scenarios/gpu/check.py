@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from kvsweep.kernels.cuda.driver import Driver
 from kvsweep.scenarios.evidence import source_hashes
-from kvsweep.scenarios.gpu.bandwidth import measure
+from kvsweep.scenarios.gpu.bandwidth import measure, missing_peers
 from kvsweep.scenarios.gpu.bench import SEED, Bench
 from kvsweep.scenarios.gpu.correct import check_kernels
 from kvsweep.scenarios.gpu.goals import judge
@@ -78,7 +78,10 @@ class Check:
             "sources_sha256": source_hashes(),
             "sections": found,
             "goals": judge(rows, simulated=bench.simulated),
-            "not_run": [f"{name}: {one['why']}" for name, one in found.items() if one["status"] == "not run"],
+            "not_run": [
+                *(f"{name}: {one['why']}" for name, one in found.items() if one["status"] == "not run"),
+                *(missing_peers() if rows else []),
+            ],
             "passed": all(one["status"] != "failed" for one in found.values()),
         }
 

@@ -5,8 +5,9 @@ import importlib.util
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 ARCHITECTURES = ("sm_80", "sm_90")
@@ -35,9 +36,8 @@ def find_compilers() -> dict[str, Compile]:
     found: dict[str, Compile] = {}
     if shutil.which("nvcc"):
         found["nvcc"] = by_nvcc
-    library = nvrtc_library()
-    if library is not None:
-        found["nvrtc"] = lambda source: by_nvrtc(library, source)
+    for library in nvrtc_libraries():
+        found[library.name] = partial(by_nvrtc, library)
     return found
 
 
@@ -50,17 +50,15 @@ def by_nvcc(source: str) -> str:
     return done.stderr
 
 
-def nvrtc_library() -> Path | None:
-    """Of a wheel: nvidia-cuda-nvrtc-cu12, or nvidia-cuda-nvrtc for CUDA 13."""
+def nvrtc_libraries() -> Iterator[Path]:
+    """Of the wheels nvidia-cuda-nvrtc-cu12 and nvidia-cuda-nvrtc, the one for CUDA 13."""
     for wheel in _WHEELS:
         try:
             spec = importlib.util.find_spec(wheel)
         except ModuleNotFoundError:
             continue
         for folder in spec.submodule_search_locations or () if spec else ():
-            for path in sorted(Path(folder, "lib").glob("libnvrtc.so.*")):
-                return path
-    return None
+            yield from sorted(Path(folder, "lib").glob("libnvrtc.so.*"))
 
 
 def by_nvrtc(path: Path, source: str) -> str:
