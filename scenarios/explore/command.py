@@ -69,10 +69,10 @@ def _sentence(found: Found) -> str:
 
 def _table(found: list[Found]) -> Table:
     states = sum(one.states for one in found)
-    table = Table("world", "states", "turns of the core", "depth", "outcome", title=f"{states:,} states")
+    table = Table("world", "states", "of the coordinator alone", "depth", "outcome", title=f"{states:,} states")
     for one in found:
         outcome = (
             "broken" if one.broken else "cut" if one.cut else "missing" if one.sometimes_missing else "all laws hold"
         )
-        table.add_row(one.world, f"{one.states:,}", f"{one.turns:,}", str(one.depth), outcome)
+        table.add_row(one.world, f"{one.states:,}", f"{one.coordinator_states:,}", str(one.depth), outcome)
     return table

@@ -18,7 +18,7 @@ class Found(Struct, frozen=True, kw_only=True):
     world: str
     title: str
     states: int
-    turns: int  # distinct states of the coordinator's part
+    coordinator_states: int  # distinct states of the coordinator's part alone
     depth: int  # actions from the start to the farthest state
     broken: tuple[str, ...]  # laws broken in the first state that breaks any, or on the way into it
     trail: tuple[str, ...]  # the actions that lead there, fewest first found
@@ -91,7 +91,7 @@ class Search:
             world=self.world.name,
             title=self.world.title,
             states=len(self.states),
-            turns=len(space.coordinators),
+            coordinator_states=len(space.coordinators),
             depth=max(self._depth),
             broken=broken,
             trail=trail,

@@ -5,7 +5,7 @@ from typing import Final
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.event_base import Event
-from kvsweep.ledger.ids import RequestKey, int32_view
+from kvsweep.ledger.ids import Physical, RequestKey, Rows, int32_view
 from kvsweep.ledger.messages import Cancel, RankWork, Turn
 from kvsweep.ledger.state import OpenOperation, RequestState, State
 from kvsweep.scenarios.explore.coordinator import Coordinator
@@ -63,7 +63,7 @@ def _of_event(before: Coordinator, state: State, event: Event) -> Iterator[str]:
             yield from _leased(before, known, event)
         case e.RetainPlanned() if known is not None:
             yield f"retain by {event.mode}"
-            if event.moved_to.size > sum(int32_view(blocks).size for blocks in event.reserved):
+            if _targets(event.moved_to) - _new(event.reserved):
                 yield "bytes move into a vacant area"
             if known.settling:
                 yield "a retry starts while an attempt settles"
@@ -104,9 +104,8 @@ def _under_steps(before: Coordinator, key: RequestKey, what: str) -> Iterator[st
 
 
 def _leased(before: Coordinator, known: RequestState, event: e.BlocksLeased) -> Iterator[str]:
-    new = {block for blocks in event.reserved for block in int32_view(blocks).tolist()}
-    targets = {block for _, ids in event.destination.items() for block in ids.tolist()}
-    if targets - new:
+    new = _new(event.reserved)
+    if _targets(event.destination) - new:
         yield "a vacant area is reused"
         if new:
             yield "vacant areas and a new block in one plan"
@@ -120,6 +119,14 @@ def _leased(before: Coordinator, known: RequestState, event: e.BlocksLeased) -> 
             yield "a vacant area is reused beside a shared block"
     if known.settling:
         yield "a retry starts while an attempt settles"
+
+
+def _targets(areas: Rows[Physical]) -> set[int]:
+    return set(areas.ids.tolist())
+
+
+def _new(reserved: tuple[bytes, ...]) -> set[int]:
+    return {block for blocks in reserved for block in int32_view(blocks).tolist()}
 
 
 def _evicted(state: State, event: e.PrefixEvicted) -> Iterator[str]:

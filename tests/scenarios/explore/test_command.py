@@ -8,7 +8,7 @@ from kvsweep.runtime import decide_process
 from kvsweep.scenarios.explore import sweep
 from kvsweep.scenarios.explore.worlds import WORLDS
 
-KEYS = {"world", "title", "states", "turns", "depth", "broken", "trail", "sometimes_missing", "cut"}
+KEYS = {"world", "title", "states", "coordinator_states", "depth", "broken", "trail", "sometimes_missing", "cut"}
 
 
 @pytest.fixture

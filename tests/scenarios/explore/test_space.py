@@ -87,12 +87,12 @@ def test_a_coordinator_that_goes_on_leaves_the_one_before_it_as_it_was(opened: C
 def test_coordinators_with_equal_futures_are_one_and_others_are_not(opened: Coordinator) -> None:
     refused = message_of(opened, "a", Ask("retain", ((9,), ())))
     assert refused is not None
-    noted, turn, _ = opened.handles(replace(refused, map_revision=7))  # type: ignore[type-var]
+    noted, turn, _ = opened.handles(replace(refused, map_revision=7))
     assert turn.outcome == "refused"
     assert noted.canonical() == opened.canonical()
     assert digest_of(noted.exact()) != digest_of(opened.exact())
     stepped = uploading(opened)
-    (operation,) = {work.operation for work in stepped.sent}  # type: ignore[union-attr]
+    (operation,) = {work.operation for work in stepped.sent}
     aborted, _, _ = stepped.handles(Abort(operation=operation, reason="asked for"))
     assert len({digest_of(one.canonical()) for one in (opened, stepped, aborted)}) == 3
 
@@ -101,7 +101,7 @@ def test_a_rank_that_goes_on_leaves_the_one_before_it_as_it_was(opened: Coordina
     rank = Rank(small(), 0)
     (work,) = uploading(opened).sent
     before = digest_of(rank.canonical())
-    received = rank.receives(work)  # type: ignore[arg-type]
+    received = rank.receives(work)
     ran = received.runs(1)
     restarted = ran.restarts()
     assert digest_of(rank.canonical()) == before
@@ -115,7 +115,7 @@ def test_ranks_that_have_different_work_of_one_number_are_different(opened: Coor
     message = message_of(opened, "a", Ask("select", ((2,), (1,))))
     assert message is not None
     (other,) = opened.handles(message)[0].sent
-    parts = {digest_of(Rank(small(), 0).receives(work).canonical()) for work in (one, other)}  # type: ignore[arg-type]
+    parts = {digest_of(Rank(small(), 0).receives(work).canonical()) for work in (one, other)}
     assert len(parts) == 2
 
 

@@ -7,7 +7,7 @@ from kvsweep.scenarios.explore.search import explore
 from kvsweep.scenarios.explore.world import World
 from kvsweep.scenarios.explore.worlds import WORLDS
 
-QUICK = 9_000
+QUICK = 7_000
 """Larger worlds are for `./check --full`."""
 
 
