@@ -11,7 +11,7 @@ from kvsweep.ledger.errors import LayoutError
 from kvsweep.ledger.excerpt import begin, bound, fold_from, sharers, start
 from kvsweep.ledger.facts import Fact
 from kvsweep.ledger.ids import POOL, RequestKey
-from kvsweep.ledger.query import RESERVES, Block, Where, says_of
+from kvsweep.ledger.query import RESERVES, Block, Where, reserves
 from kvsweep.ledger.store import LogStore, Position
 
 LIVES_FOLDED: Final = 8
@@ -117,7 +117,7 @@ def _reservations(
         ):
             yield begun, life
     for record in log.find(Where(types=RESERVES, block=block, until=end)):
-        if "reserved" in says_of(record.event, run.layout, block):
+        if reserves(record.event, block):
             yield record.position, record.event.request
 
 

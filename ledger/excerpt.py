@@ -174,7 +174,8 @@ def _only(state: State, lives: tuple[RequestKey, ...]) -> State:
     held = {key: holders for key, holders in relation.held.items() if key in kept or (sharing and key == POOL)}
     own = {key: blocks for key, blocks in relation.own.items() if key in kept}
     requests = {name: request for name, request in state.requests.items() if request.key in kept}
-    pool = state.pool if sharing else replace(state.pool, prefixes=())
+    closed = tuple(name for name in state.pool.closed if name in requests)
+    pool = replace(state.pool, closed=closed, prefixes=state.pool.prefixes if sharing else ())
     shared = (relation.shared, relation.shared_sources) if sharing else ((), b"")
     return State(pool=pool, requests=requests, ownership=Ownership(held, own, *shared))
 

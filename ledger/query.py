@@ -127,6 +127,16 @@ def says_of(event: Event, layout: Layout, block: Block) -> frozenset[str]:
     return frozenset(what for what, group, ids in named(event, layout) if group == block.group and block.block in ids)
 
 
+def reserves(event: Event, block: Block) -> bool:
+    """Whether the event newly reserves this block."""
+    if isinstance(event, e.BlocksLeased | e.RetainPlanned):
+        return block.group < len(event.reserved) and block.block in int32_view(event.reserved[block.group])
+    if isinstance(event, e.TailOpened):
+        physical = int32_view(event.physical_by_group)
+        return block.group < physical.size and int(physical[block.group]) == block.block
+    return False
+
+
 def matches(event: Event, where: Where, layout: Layout | None) -> bool:
     """Whether an event meets every condition but those on positions. `layout` is needed for a block only."""
     if where.lives is not None and event.request not in where.lives:

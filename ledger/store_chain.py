@@ -65,6 +65,8 @@ class Chain:
             if read_only:
                 raise LogError(f"ledger {path} does not exist")
             raise FileNotFoundError(path)
+        if not read_only:
+            self._tidy()
         self.active: Segment = self._opened(self.numbers[-1], read_only=read_only)
 
     @property
@@ -130,6 +132,14 @@ class Chain:
         self.active.close()
         self.numbers = [*self.numbers, self.numbers[-1] + 1]
         self.active = open_segment(path, read_only=False, any_thread=self._any_thread)
+
+    def _tidy(self) -> None:
+        """Leave one file of each that is not written any more: beside a reader that was not possible at once."""
+        for number in self.numbers[:-1]:
+            path = file_of(self.path, number)
+            if os.path.exists(f"{path}-wal"):
+                with contextlib.closing(open_segment(path, read_only=False)) as segment:
+                    segment.db.into_one_file()
 
     def drop_oldest(self) -> None:
         """Remove the oldest file. Whoever has it open keeps it."""

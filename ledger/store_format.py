@@ -145,13 +145,16 @@ def unpack_before(row: Row, position: Position) -> list[Event]:
     return [_decoded(first + at, body, entry) for at, entry in enumerate(plain_of(first, plain)[: position - first])]
 
 
-def unpack_some(row: Row, wanted: Callable[[Plain], bool]) -> list[tuple[Position, Event]]:
-    """Those events of a row of GROUP_COLUMNS whose plain columns are wanted; the others are not decoded."""
+def unpack_some(row: Row, wanted: Callable[[Plain], bool], within: bytes = b"") -> list[tuple[Position, Event]]:
+    """Those events of a row of GROUP_COLUMNS whose plain columns are wanted; the others are not decoded.
+
+    within  bytes that stand in the bodies of those that are wanted
+    """
     first, _, plain, body = expect_group(row)
     return [
         (first + index, _decoded(first + index, body, entry))
         for index, entry in enumerate(plain_of(first, plain))
-        if wanted(entry)
+        if wanted(entry) and body.find(within, entry[6], entry[6] + entry[7]) >= 0
     ]
 
 

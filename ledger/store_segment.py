@@ -188,11 +188,9 @@ class GroupSegment:
         rows, error = self.db.fetch(_ALL.replace(f"LIMIT {CHUNK}", "LIMIT 1"), (first, first))
         if error is not None or not rows:
             self.db.unreadable(error or LookupError("its group is gone"), first)
-        if block is not None and block not in rows[0][6]:
-            return []
         return [
             Record(position=position, event=event, time=rows[0][2])
-            for position, event in unpack_some(rows[0], wanted)
+            for position, event in unpack_some(rows[0], wanted, block or b"")
             if where.after < position <= until and may_match(event, where)
         ]
 

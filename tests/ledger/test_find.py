@@ -13,7 +13,7 @@ from kvsweep.ledger import events as e
 from kvsweep.ledger.codec import EVENT_TYPES
 from kvsweep.ledger.errors import LayoutError
 from kvsweep.ledger.ids import POOL, RequestKey
-from kvsweep.ledger.query import NAMES_BLOCKS, Block, Where, concerns_rank, matches, says_of
+from kvsweep.ledger.query import NAMES_BLOCKS, Block, Where, concerns_rank, matches, reserves, says_of
 from kvsweep.ledger.store import LogStore, QueueBounds, open_log
 
 LIVES = (RequestKey("a-b-c", 1), RequestKey("@pool", 1), POOL, RequestKey("nobody", 1))
@@ -117,3 +117,10 @@ def test_a_condition_that_no_event_can_meet_is_refused(where: Where, message: st
     with pytest.raises(LayoutError, match=message):
         where.check()
     replace(where, types=None, operation=None, after=0, block=None).check()
+
+
+def test_an_event_reserves_a_block_or_does_not(written: Any) -> None:
+    """Oracle: what the event says of it."""
+    for event in written.events:
+        for block in (Block(group, number) for group in range(3) for number in range(9)):
+            assert reserves(event, block) == ("reserved" in says_of(event, LAYOUT, block))

@@ -7,11 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from tests.ledger.lives import Life
 from tests.ledger.small_run import small_run
 from tests.ledger.test_block_life import answered, recounted
 from tests.ledger.test_excerpt import Apart, walked
 from tests.ledger.walks import Walk
 
+from kvsweep.ledger import events as e
+from kvsweep.ledger import reduce_life
 from kvsweep.ledger.digest import Digest
 from kvsweep.ledger.errors import LayoutError
 from kvsweep.ledger.event_base import Event
@@ -163,3 +166,22 @@ def test_a_time_is_the_first_event_stored_then_or_later(tmp_path: Path) -> None:
             assert ledger.position_at((time + 1) / 1e6) == sum(other <= time for other in times) + 1
     with pytest.raises(LayoutError, match=r"time: expected a ledger file that keeps times .*, got one that does not"):
         Ledger(walked(Apart, SEED)).position_at(0.0)
+
+
+def test_a_life_closes_after_a_snapshot_of_as_many_closed_ones_as_are_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest of them is forgotten then; it is not among the lives that are folded."""
+    monkeypatch.setattr(reduce_life, "CLOSED_KEPT", 2)
+    log = open_log(f"sqlite:{tmp_path / 'ledger.db'}")
+    life, begun = Life(log), 0
+    for begun, name in enumerate("abcd", 1):
+        key = RequestKey(name, life.state.pool.epoch_floor + 1)
+        life.emit(e.RequestOpened(request=key, seq=0, pool_generation=1, rows=2))
+        life.emit(e.RequestFinished(request=key, seq=1), e.RequestClosed(request=key, seq=2))
+        if begun == 2:
+            life.keep()
+    ledger = Ledger(log)
+    for frame in list(ledger.replay()):
+        assert replace(ledger.explain(frame.position), facts=()) == explain_frame(frame)
+    log.close()

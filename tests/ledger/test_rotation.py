@@ -108,6 +108,22 @@ def test_a_writer_goes_on_behind_the_last_file_and_keeps_every_number(make_life:
     log.close()
 
 
+def test_what_a_reader_kept_in_two_parts_is_one_file_after_the_next_opening(path: Path) -> None:
+    life = Life(open_log(f"sqlite:{path}", rotation=EVERY_SNAPSHOT))
+    life.open("r")
+    reader = open_log(f"sqlite:{path}", read_only=True)
+    assert len(list(reader.read())) == 2
+    life.keep()
+    life.note("r")
+    life.log.close()
+    reader.close()
+    assert path.with_name("ledger.db-wal").exists()
+    log = open_log(f"sqlite:{path}")
+    assert [record.event for record in log.read()] == life.events
+    log.close()
+    assert sorted(os.listdir(path.parent)) == ["ledger.db", "ledger.db.2"]
+
+
 def test_a_missing_file_in_the_middle_is_damage_at_its_first_event(make_life: Make, path: Path) -> None:
     life = five_files(make_life)
     life.log.close()
