@@ -147,12 +147,11 @@ def test_tail_follows_another_process_until_it_is_interrupted(tmp_path: Path, wr
     log.append(written.events[:4])
     # Tests that run in the background of a shell are told to ignore interrupts, and so are their children.
     heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    code = f"{heed}; from kvsweep.runtime.log_commands import log_app; log_app()"
-    command = [sys.executable, "-c", code, "tail", str(path), "-f", "-n", "1", "--json"]
+    heed += "; from kvsweep.runtime.log_commands import log_app; log_app()"
+    command = [sys.executable, "-c", heed, "tail", str(path), "-f", "-n", "1", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as follower:
         try:
-            assert follower.stdout is not None
-            assert follower.stderr is not None
+            assert follower.stdout is not None and follower.stderr is not None  # noqa: PT018
             assert json.loads(follower.stdout.readline())["position"] == 4
             log.append(written.events[4:6])
             assert [json.loads(follower.stdout.readline())["position"] for _ in range(2)] == [5, 6]
