@@ -2,9 +2,7 @@
 
 import json
 import os
-import signal
 import sqlite3
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -138,28 +136,6 @@ def test_following_goes_on_with_what_is_stored(tmp_path: Path, written: Writer) 
         left = [written.events[30:]]
         kinds = following(ledger, Where(types=("RequestClosed",)), 30, wait=lambda: log.append(left.pop(0)))
         assert next(kinds).position == position_of(written, e.RequestClosed)
-    log.close()
-
-
-def test_tail_follows_another_process_until_it_is_interrupted(tmp_path: Path, written: Writer) -> None:
-    path = tmp_path / "live.db"
-    log = open_log(f"sqlite:{path}")
-    log.append(written.events[:4])
-    # Tests that run in the background of a shell are told to ignore interrupts, and so are their children.
-    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    heed += "; from kvsweep.runtime.log_commands import log_app; log_app()"
-    command = [sys.executable, "-c", heed, "tail", str(path), "-f", "-n", "1", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as follower:
-        try:
-            assert follower.stdout is not None and follower.stderr is not None  # noqa: PT018
-            assert json.loads(follower.stdout.readline())["position"] == 4
-            log.append(written.events[4:6])
-            assert [json.loads(follower.stdout.readline())["position"] for _ in range(2)] == [5, 6]
-            follower.send_signal(signal.SIGINT)
-            assert follower.wait(timeout=60) == 0
-            assert follower.stderr.read() == ""
-        finally:
-            follower.kill()
     log.close()
 
 
