@@ -117,7 +117,7 @@ def _reservations(
         ):
             yield begun, life
     for record in log.find(Where(types=RESERVES, block=block, until=end)):
-        if reserves(record.event, block):
+        if reserves(record.event, run.layout, block):
             yield record.position, record.event.request
 
 

@@ -70,42 +70,43 @@ def concerns_rank(event: Event, rank: int) -> bool:
 
 # ---- blocks
 
-_Ids = Iterator[tuple[str, int, Any]]
-"""(what the event says of the blocks, group, int32 ids)"""
+_Said = Iterator[tuple[str, bool]]
+"""(what an event may say of a block, whether it does)"""
 
 
-def _rows(what: str, rows: Rows[Physical], layout: Layout) -> _Ids:
-    for layer, ids in rows.items():
-        if layer < len(layout.layers):
-            yield what, layout.layers[layer].group, ids
+def _in_rows(rows: Rows[Physical], layout: Layout, block: Block) -> bool:
+    at = np.flatnonzero(rows.ids == block.block)
+    if not at.size:
+        return False
+    layers = rows.layers[np.searchsorted(rows.row_ptr, at, side="right") - 1]
+    return any(layout.layers[layer].group == block.group for layer in layers if layer < len(layout.layers))
 
 
-def _groups(what: str, blocks: BlocksByGroup) -> _Ids:
-    for group, ids in enumerate(blocks):
-        yield what, group, int32_view(ids)
+def _in_groups(blocks: BlocksByGroup, block: Block) -> bool:
+    return block.group < len(blocks) and bool((int32_view(blocks[block.group]) == block.block).any())
 
 
-def _leased(event: e.BlocksLeased, layout: Layout) -> _Ids:
-    yield from _groups("reserved", event.reserved)
-    yield from _rows("destination", event.destination, layout)
+def _leased(event: e.BlocksLeased, layout: Layout, block: Block) -> _Said:
+    yield "reserved", _in_groups(event.reserved, block)
+    yield "destination", _in_rows(event.destination, layout, block)
 
 
-def _planned(event: e.RetainPlanned, layout: Layout) -> _Ids:
-    yield from _groups("reserved", event.reserved)
-    yield from _rows("moved from", event.moved_from, layout)
-    yield from _rows("moved to", event.moved_to, layout)
+def _planned(event: e.RetainPlanned, layout: Layout, block: Block) -> _Said:
+    yield "reserved", _in_groups(event.reserved, block)
+    yield "moved from", _in_rows(event.moved_from, layout, block)
+    yield "moved to", _in_rows(event.moved_to, layout, block)
 
 
-def _opened(event: e.TailOpened, layout: Layout) -> _Ids:
-    for group, block in enumerate(int32_view(event.physical_by_group)):
-        yield "reserved", group, np.asarray([block])
+def _opened(event: e.TailOpened, layout: Layout, block: Block) -> _Said:
+    physical = int32_view(event.physical_by_group)
+    yield "reserved", block.group < physical.size and int(physical[block.group]) == block.block
 
 
-def _freed(event: e.BlocksRetired | e.FenceOpened | e.PrefixEvicted, layout: Layout) -> _Ids:
-    yield from _groups("freed", event.freed)
+def _freed(event: e.BlocksRetired | e.FenceOpened | e.PrefixEvicted, layout: Layout, block: Block) -> _Said:
+    yield "freed", _in_groups(event.freed, block)
 
 
-NAMES_BLOCKS: Final[Mapping[str, Callable[[Any, Layout], _Ids]]] = {
+NAMES_BLOCKS: Final[Mapping[str, Callable[[Any, Layout, Block], _Said]]] = {
     "BlocksLeased": _leased,
     "RetainPlanned": _planned,
     "TailOpened": _opened,
@@ -113,7 +114,7 @@ NAMES_BLOCKS: Final[Mapping[str, Callable[[Any, Layout], _Ids]]] = {
     "FenceOpened": _freed,
     "PrefixEvicted": _freed,
 }
-"""Events that name blocks of the device pool by their ids, and where they do."""
+"""Events that name blocks of the device pool by their ids, and what they say of one."""
 
 RESERVES: Final = ("BlocksLeased", "RetainPlanned", "TailOpened")
 """Events by which a request comes to own blocks."""
@@ -122,19 +123,13 @@ RESERVES: Final = ("BlocksLeased", "RetainPlanned", "TailOpened")
 def says_of(event: Event, layout: Layout, block: Block) -> frozenset[str]:
     """What the event says of one block: reserved, destination, moved from, moved to, freed; empty if not named."""
     named = NAMES_BLOCKS.get(type(event).__name__)
-    if named is None:
-        return frozenset()
-    return frozenset(what for what, group, ids in named(event, layout) if group == block.group and block.block in ids)
+    return frozenset(what for what, said in named(event, layout, block) if said) if named else frozenset()
 
 
-def reserves(event: Event, block: Block) -> bool:
-    """Whether the event newly reserves this block."""
-    if isinstance(event, e.BlocksLeased | e.RetainPlanned):
-        return block.group < len(event.reserved) and block.block in int32_view(event.reserved[block.group])
-    if isinstance(event, e.TailOpened):
-        physical = int32_view(event.physical_by_group)
-        return block.group < physical.size and int(physical[block.group]) == block.block
-    return False
+def reserves(event: Event, layout: Layout, block: Block) -> bool:
+    """Whether the event newly reserves this block. It is the first thing that such events say."""
+    name = type(event).__name__
+    return name in RESERVES and next(NAMES_BLOCKS[name](event, layout, block))[1]
 
 
 def matches(event: Event, where: Where, layout: Layout | None) -> bool:

@@ -170,7 +170,7 @@ class GroupSegment:
             for first, events, time, crc, crcs, plain in rows:
                 if crc != crc_of(first, events, time, crcs, plain):
                     raise LogCorrupt(first, "its group does not have the checksum that it was written with")
-                if any(map(wanted, plain_of(first, plain))):
+                if block is not None or any(map(wanted, plain_of(first, plain))):
                     found = self._some(first, block, where, until, wanted)
                     yield from reversed(found) if newest_first else found
                 if newest_first:
@@ -303,13 +303,18 @@ def _prefilter(where: Where) -> tuple[str, Sequence[object]]:
 
 
 def _predicate(where: Where) -> Callable[[Plain], bool]:
+    kinds = None if where.types is None else frozenset(where.types)
+    if where.block is not None:
+        kinds = frozenset(NAMES_BLOCKS) if kinds is None else kinds & NAMES_BLOCKS.keys()
+    if kinds is not None and where.operation is None and where.rank is None:
+        return lambda entry: entry[3] in kinds  # a million of them are asked
+
     def wanted(entry: Plain) -> bool:
         _, _, _, name, operation, rank, _, _ = entry
         return (
-            (where.types is None or name in where.types)
+            (kinds is None or name in kinds)
             and (where.operation is None or operation == where.operation)
             and (where.rank is None or rank == where.rank or name in _TOLD)
-            and (where.block is None or name in NAMES_BLOCKS)
         )
 
     return wanted

@@ -44,13 +44,10 @@ from kvsweep.runtime.outgoing import Outgoing
 from kvsweep.runtime.results import RetainResult as RetainResult
 from kvsweep.runtime.results import UploadResult as UploadResult
 from kvsweep.runtime.steps import HandedOut
-from kvsweep.runtime.waiters import Waiters
+from kvsweep.runtime.waiters import ANYTHING, IDLE, ROOM, Waiters
 from kvsweep.transports.links import RankLink
 from kvsweep.transports.producer import Producer
 from kvsweep.transports.wire import BadFrame, decode_from_rank
-
-ANYTHING, IDLE, ROOM = "anything", "idle", "room"
-"""What a task may wait for beside the events of one request."""
 
 BAD_FRAMES_KEPT = 64
 RESULTS_KEPT = 256
@@ -97,6 +94,9 @@ class Coordinator:
             self._tasks.start_soon(self._hear_log)
         for rank, link in self._links.items():
             self._serve(rank, link)
+        for request in self.driver.state.requests.values():
+            if request.life == "CLOSED":  # in an earlier process, or while its ledger was opened
+                self.producer.forget(request.key)
         return self
 
     async def __aexit__(

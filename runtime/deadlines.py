@@ -6,6 +6,21 @@ from kvsweep.ledger.ids import Operation
 from kvsweep.ledger.state import OpenOperation, State
 from kvsweep.runtime.clock import Clock
 
+BOUNDS = frozenset(
+    {
+        e.TransferStarted,
+        e.ReadersDrained,
+        e.StoreStarted,
+        e.TransferCompleted,
+        e.AllRanksApplied,
+        e.StoreCompleted,
+        e.UploadAborted,
+        e.RetainAborted,
+        e.StoreAborted,
+    }
+)
+"""Events with which an operation begins or ends to wait for its ranks."""
+
 
 class Deadlines:
     """Runs from an operation's start until its ranks are done or it is aborted.
@@ -19,6 +34,8 @@ class Deadlines:
         self._settling: dict[int, tuple[float, Operation]] = {}
 
     def apply(self, event: Event) -> None:
+        if type(event) not in BOUNDS:
+            return
         match event:
             case e.TransferStarted() | e.ReadersDrained() | e.StoreStarted():
                 self._open[event.operation.operation_id] = (self._clock.now() + self._limit_s, event.operation)

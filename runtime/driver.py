@@ -335,7 +335,8 @@ class Driver:
             self.core.adopt(turn)
             self._outbox.put(self._position, turn.effects)
             return turn
-        turn = replace(turn, events=tuple(_timed(event, plan_s) for event in turn.events))
+        if any(isinstance(event, e.UploadPlanned | e.RetainPlanned) for event in turn.events):
+            turn = replace(turn, events=tuple(_timed(event, plan_s) for event in turn.events))
         try:
             position = self.log.append(turn.events, level=self._outbox.level(turn.effects))
         except Unencodable:

@@ -23,23 +23,27 @@ TEXT_SHOWN: Final = 200  # characters of one value
 
 
 def draw_state(verified: Verified, shown: list[Figures], position: Position) -> None:
-    screen = console()
     if shown:
-        drawn = table("request", "life", "lanes", "view", "tail", "held", title=f"state after position {position}")
-        for one in shown:
-            drawn.add_row(
-                Text(named(RequestKey(one.request_id, one.request_epoch))),
-                one.life,
-                f"upload {one.upload}\nretain {one.retain}\nstore {one.store}",
-                f"{one.generation} of {one.views}\n{_spread(one.view_slots)}" if one.views else "none",
-                "\n".join(f"{n} {phase}" for phase, n in Counter(one.tail.values()).items()) or "none",
-                f"{one.held_areas} areas in {sum(one.owned_blocks)} blocks\n"
-                f"{one.held_sources} CPU blocks\nrows {one.held_rows}",
-            )
-        screen.print(drawn)
+        draw_figures(shown, position)
     recorded = "no digest was recorded" if verified.recorded_digest is None else f"recorded {verified.recorded_digest}"
     since = f" (from the snapshot at {verified.since})" if verified.since else ""
-    screen.print(Text(f"{verified.events} events{since}; digest {verified.digest}; {recorded}; ok: {verified.ok}"))
+    said = f"{verified.events} events{since}; digest {verified.digest}; {recorded}; ok: {verified.ok}"
+    console().print(Text(said))
+
+
+def draw_figures(shown: list[Figures], position: Position) -> None:
+    drawn = table("request", "life", "lanes", "view", "tail", "held", title=f"state after position {position}")
+    for one in shown:
+        drawn.add_row(
+            Text(named(RequestKey(one.request_id, one.request_epoch))),
+            one.life,
+            f"upload {one.upload}\nretain {one.retain}\nstore {one.store}",
+            f"{one.generation} of {one.views}\n{_spread(one.view_slots)}" if one.views else "none",
+            "\n".join(f"{n} {phase}" for phase, n in Counter(one.tail.values()).items()) or "none",
+            f"{one.held_areas} areas in {sum(one.owned_blocks)} blocks\n"
+            f"{one.held_sources} CPU blocks\nrows {one.held_rows}",
+        )
+    console().print(drawn)
 
 
 def _spread(slots: dict[str, int]) -> str:

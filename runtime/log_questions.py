@@ -7,10 +7,10 @@ import typer
 from kvsweep.ledger.block_life import LIVES_FOLDED
 from kvsweep.ledger.errors import LayoutError
 from kvsweep.ledger.explain import render
-from kvsweep.ledger.figures import figures
+from kvsweep.ledger.figures import Figures, figures
 from kvsweep.ledger.replay import Ledger
 from kvsweep.ledger.verify import Verified
-from kvsweep.runtime.log_draw import draw_block, draw_holders, draw_parting, draw_state, owner_at
+from kvsweep.runtime.log_draw import draw_block, draw_figures, draw_holders, draw_parting, draw_state, owner_at
 from kvsweep.runtime.log_view import (
     DATA_FAULT,
     AsJson,
@@ -39,17 +39,27 @@ def replay(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Fold the ledger again, from its newest snapshot on, compare every recorded digest, and show the state."""
+    """Fold the ledger again, from its newest snapshot on, compare every recorded digest, and show the state.
+
+    With --request that request alone is folded, and no digest is compared.
+    """
     with opened(where) as ledger:
-        lives = lives_of(ledger, request)
-        with progress("replay", ledger.last() if until is None else until) as tell:
+        lives, shown = lives_of(ledger, request), list[Figures]()
+        last = ledger.last() if until is None else until
+        if lives is not None and not whole:
+            shown = ledger.figures(until, lives=lives)
+            if as_json:
+                verdict = {"events": last, "digest": None, "recorded_digest": None, "ok": True}
+                answer(verdict | {"position": last, "requests": shown})
+            else:
+                draw_figures(shown, last)
+            return
+        with progress("replay", last) as tell:
             if whole:
-                verified, shown = ledger.verify(until=until, progress=tell), []
+                verified = ledger.verify(until=until, progress=tell)
             else:
                 verified, state = ledger.check(until=until, progress=tell)
-                wanted = [one for one in state.requests.values() if lives is None or one.key in lives]
-                shown = [figures(state, one) for one in wanted] if verified.ok else []
-        last = ledger.last() if until is None else until
+                shown = [figures(state, one) for one in state.requests.values()] if verified.ok else []
         if as_json:
             answer(outcome_of(verified) | ({} if whole or not verified.ok else {"position": last, "requests": shown}))
         else:

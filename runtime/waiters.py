@@ -5,6 +5,10 @@ from collections.abc import Hashable
 import anyio
 
 
+ANYTHING, IDLE, ROOM = "anything", "idle", "room"
+"""What a task may wait for beside the events of one request."""
+
+
 class Waiters:
     """Waiting tasks by what wakes them. A wake is no promise: whoever waited looks for itself, and waits again."""
 

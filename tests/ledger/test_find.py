@@ -123,4 +123,4 @@ def test_an_event_reserves_a_block_or_does_not(written: Any) -> None:
     """Oracle: what the event says of it."""
     for event in written.events:
         for block in (Block(group, number) for group in range(3) for number in range(9)):
-            assert reserves(event, block) == ("reserved" in says_of(event, LAYOUT, block))
+            assert reserves(event, LAYOUT, block) == ("reserved" in says_of(event, LAYOUT, block))

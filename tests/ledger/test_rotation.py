@@ -2,6 +2,8 @@
 
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,40 @@ def test_a_reader_follows_into_new_files(make_life: Make, path: Path) -> None:
     assert [record.event for record in reader.read()] == life.events
     assert fold(reader) == (life.state, life.digest.value(life.state))
     reader.close()
+
+
+FOLLOWER = """
+import sys
+from kvsweep.ledger.store import open_log
+log, last, digest = open_log(sys.argv[1], read_only=True), 0, 0
+print("open", flush=True)
+while last < int(sys.argv[2]):
+    for record in log.read(after=last):
+        assert record.position == last + 1, (record.position, last)
+        last, digest = record.position, hash((digest, record.position, record.event.seq))
+print(last, len(list(log.read())), flush=True)
+"""
+
+
+def test_another_process_follows_while_it_is_written(make_life: Make, path: Path) -> None:
+    """Over several files, without a gap and without holding the writer up."""
+    life = make_life()
+    life.open("r")
+    life.log.flush()
+    count = 2 + 40 * 5
+    with subprocess.Popen(
+        [sys.executable, "-c", FOLLOWER, f"sqlite:{path}", str(count)], stdout=subprocess.PIPE, text=True
+    ) as follower:
+        assert follower.stdout is not None
+        assert follower.stdout.readline() == "open\n"
+        for number in range(40):
+            life.note("r", 5)
+            if number % 10 == 9:
+                life.keep()
+        life.log.flush()
+        assert follower.stdout.readline().split() == [str(count), str(count)]
+    assert follower.returncode == 0
+    assert len(files_of(str(path))) == 5
 
 
 def test_a_writer_goes_on_behind_the_last_file_and_keeps_every_number(make_life: Make, path: Path) -> None:

@@ -118,6 +118,8 @@ def test_replay_shows_the_state_at_a_position(path: Path, written: Writer) -> No
     assert [one["request_id"] for one in found["requests"]] == ["a-b-c", "@pool"]
     only = answer("replay", path, "--until", position, "--request", "@pool")
     assert [one["request_id"] for one in only["requests"]] == ["@pool"]
+    assert only["requests"] == found["requests"][1:]
+    assert (only["ok"], only["digest"], only["recorded_digest"]) == (True, None, None)  # of the whole ledger only
     shown = run("replay", path, "--until", position).stdout
     assert f"state after position {position}" in shown
     assert "slots: 2" in shown

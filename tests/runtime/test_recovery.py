@@ -14,7 +14,7 @@ from tests.runtime.storms import LAYOUT, WHOLE, WORLD, Batches
 from kvsweep.ledger import events as e
 from kvsweep.ledger.errors import LogCorrupt, LogError
 from kvsweep.ledger.event_base import Event
-from kvsweep.ledger.ids import POOL, Operation, RequestKey, int32_bytes, int32_view
+from kvsweep.ledger.ids import POOL, Operation, RequestKey, int32_bytes, int32_view, no_rows
 from kvsweep.ledger.memory import MemoryLog
 from kvsweep.ledger.messages import (
     Acknowledged,
@@ -32,7 +32,9 @@ from kvsweep.ledger.messages import (
     Select,
 )
 from kvsweep.ledger.replay import Ledger
+from kvsweep.runtime.coordinator import Coordinator
 from kvsweep.runtime.driver import Driver, World
+from kvsweep.transports.producer import HostProducer
 
 FIRST: Ids = {0: [0, 2], 1: [1, 2]}
 SECOND: Ids = {0: [0, 2, 3], 1: [1, 2, 5]}
@@ -117,7 +119,7 @@ def test_blocks_of_a_producer_that_ended_as_well_are_named_again() -> None:
 def test_f1_a_keep_map_that_nobody_acknowledged_is_said_again_and_void() -> None:
     """A zero-byte plan waits for the producer's word; the residency whose slots it names is gone."""
     driver, key = begun()
-    complete(driver, driver.state.requests["a"].upload.open.operation)  # type: ignore[union-attr]
+    complete(driver, upload_of(driver))
     serve(driver)
     upload(driver, key, FIRST)
     assert driver.state.requests["a"].upload.phase == "PUBLISHED"
@@ -134,7 +136,7 @@ def test_f1_a_keep_map_that_nobody_acknowledged_is_said_again_and_void() -> None
 def test_f1_a_producer_that_restarts_after_a_preemption_hears_of_the_keep_map_too() -> None:
     """The same hole without a crash: the lane waits for a word that only a new process can give."""
     driver, key = begun()
-    complete(driver, driver.state.requests["a"].upload.open.operation)  # type: ignore[union-attr]
+    complete(driver, upload_of(driver))
     serve(driver)
     upload(driver, key, FIRST)
     driver.poll()  # told to a process that ends before it answers
@@ -142,6 +144,29 @@ def test_f1_a_producer_that_restarts_after_a_preemption_hears_of_the_keep_map_to
     driver.handle(ProcessStarted(process_epoch=PRODUCER + 1))
     serve(driver)
     assert driver.pending() == []
+
+
+async def test_a_producer_that_lives_on_forgets_what_closed_meanwhile() -> None:
+    """Its bounded memory of keep maps would else hold those of lives that ended while nobody could tell it."""
+    driver, key = begun()
+    producer = HostProducer(LAYOUT, full_blocks=48, total_blocks=56, process_epoch=PRODUCER)
+    said = PublishKeepMap(operation=upload_of(driver), selection_revision=1, keep=no_rows(LAYOUT.active_layers))
+    producer.perform([said])
+    producer.poll()
+    driver.begin_step([key])
+    driver.handle(Finish(request=key))
+    log = MemoryLog()
+    log.append(events_of(driver))
+    again = recovered(log)
+    assert again.state.requests["a"].life == "CLOSED"
+    async with Coordinator(again, links={}, producer=producer):
+        assert producer.keep_map(key) is None
+
+
+def upload_of(driver: Driver) -> Operation:
+    opened = driver.state.requests["a"].upload.open
+    assert opened is not None
+    return opened.operation
 
 
 def test_a_finish_that_waited_for_a_reader_closes() -> None:
