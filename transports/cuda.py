@@ -7,6 +7,7 @@ events of what is under way. What a failed operation had queued still runs, so i
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -30,7 +31,8 @@ from kvsweep.transports.cuda_paths import PathChoice, calibrate
 from kvsweep.transports.cuda_staging import EventRing, mark, passed
 from kvsweep.transports.cuda_tables import CudaTables, TableAddress
 from kvsweep.transports.device import Completion, DeviceLost, DeviceWork
-from kvsweep.transports.host import FAILURES_KEPT, Faults, InjectedFault
+from kvsweep.transports.host import FAILURES_KEPT, Faults
+from kvsweep.transports.tables import TableRows
 
 LEAST_BLOCKS = 32
 """Blocks that a descriptor holds at least."""
@@ -212,6 +214,11 @@ class CudaDevice:
         """int32[slots], read-only. Raises LayoutError unless the row shows this generation."""
         return self._tables.read(request, row, generation, layer)
 
+    @property
+    def tables(self) -> TableRows:
+        """What readers on the host are shown, to be looked at without asking for a generation."""
+        return self._tables.shown
+
     def table_address(self, request: RequestKey, row: int) -> TableAddress:
         """Where the row lies in device memory, from its first write until the request is forgotten."""
         return self._tables.address(request, row)
@@ -248,18 +255,23 @@ class CudaDevice:
             self.memory.poison(group, blocks)
 
     def close(self) -> None:
-        """Wait for what is queued, then give all memory back. Nothing of the device is used afterwards."""
+        """Wait for what is queued, then give all memory back. Nothing of the device is used afterwards.
+
+        A lost device gives nothing back: what it holds goes with the process.
+        """
         for running in self._running.values():
             if running.queueing is not None:
-                running.queueing.close()
-        if self._lost is None:
-            for lane in self._lanes:
-                for stream in lane.streams:
-                    self.driver.synchronize(stream)
+                with suppress(DeviceLost, CudaError):
+                    running.queueing.close()
+        if self._lost is not None:
+            return
+        self._lost = "closed"
+        for lane in self._lanes:
+            for stream in lane.streams:
+                self.driver.synchronize(stream)
         self._copies.close()
         self._tables.close()
         self.memory.close()
-        self._lost = "closed"
 
     # ---- inside
 
@@ -290,8 +302,7 @@ class CudaDevice:
     def _step(self, running: _Running) -> bool:
         """Whether something was queued, or the operation's queueing came to its end."""
         try:
-            if running.operation.operation_id in self.faults.fail:
-                raise InjectedFault(f"operation {running.operation.operation_id} was told to fail")
+            self.faults.check(running.operation.operation_id)
             if running.queueing is None:
                 running.queueing = self._queue_all(running)
             return next(running.queueing)

@@ -33,7 +33,10 @@ class TableAddress:
 
 
 class CudaTables:
-    """Rows of tables over all requests: what a reader on the host is shown, and the device's copy beside it."""
+    """Rows of tables over all requests: what a reader on the host is shown, and the device's copy beside it.
+
+    shown  the host's side
+    """
 
     def __init__(self, driver: Driver, layers: tuple[int, ...], *, rows: int, slots: int) -> None:
         """layers: active ones, in order; rows: over all requests; slots: of one layer in one row, at most."""
@@ -42,7 +45,7 @@ class CudaTables:
         self.layers = layers
         self.slots = slots
         self._driver = driver
-        self._shown = TableRows(rows)
+        self.shown = TableRows(rows)
         self._memory: dict[tuple[RequestKey, int], DeviceMemory] = {}
         self._spare: list[DeviceMemory] = []  # of closed requests; with the others never more than `rows`
 
@@ -68,7 +71,7 @@ class CudaTables:
 
     def claim(self, request: RequestKey, row: int) -> None:
         """Make room on the host's side before anything is queued. Raises Busy at the limit."""
-        self._shown.claim(request, row)
+        self.shown.claim(request, row)
 
     def reserve(self, request: RequestKey, row: int) -> None:
         """Device memory of a claimed row, once. Raises OutOfDeviceMemory; nothing is changed then."""
@@ -111,11 +114,11 @@ class CudaTables:
 
     def show(self, request: RequestKey, row: int, generation: int, table: Rows[Physical]) -> int:
         """The write has run: readers on the host see it from now on. Returns the layer tables written."""
-        return self._shown.write(request, row, generation, table)
+        return self.shown.write(request, row, generation, table)
 
     def read(self, request: RequestKey, row: int, generation: int, layer: int) -> Int32:
         """int32[slots], read-only. Raises LayoutError unless the row shows this generation."""
-        return self._shown.read(request, row, generation, layer)
+        return self.shown.read(request, row, generation, layer)
 
     def address(self, request: RequestKey, row: int) -> TableAddress:
         """Where the device's copy of a reserved row is. Raises LayoutError for any other."""
@@ -127,7 +130,7 @@ class CudaTables:
 
     def forget(self, request: RequestKey) -> None:
         """Give up every row of a request that has closed; their memory serves the next one."""
-        self._shown.forget(request)
+        self.shown.forget(request)
         for key in [key for key in self._memory if key[0] == request]:
             self._spare.append(self._memory.pop(key))
 

@@ -35,6 +35,14 @@ class Faults:
     fail_after: dict[int, int] = field(default_factory=dict)  # so many copies run first
     hold: set[int] = field(default_factory=set)  # nothing of these runs, nor what is queued behind them
 
+    def check(self, operation_id: int) -> None:
+        """Raise InjectedFault where the operation's next copy is to fail."""
+        left = self.fail_after.get(operation_id)
+        if left:
+            self.fail_after[operation_id] = left - 1
+        elif left == 0 or operation_id in self.fail:
+            raise InjectedFault(f"operation {operation_id} was told to fail")
+
 
 @dataclass(slots=True)
 class _Running:
@@ -175,7 +183,7 @@ class HostDevice:
             running = self._running[item.operation_id]
             running.started = True
             try:
-                self._fault(item.operation_id)
+                self.faults.check(item.operation_id)
                 item.run()
             except (KvsweepError, ValueError, LookupError) as error:
                 self._fail(running, f"{type(error).__name__}: {error}")
@@ -231,13 +239,6 @@ class HostDevice:
         """Nothing to give back but the memory, which goes with the last reference."""
 
     # ---- inside
-
-    def _fault(self, number: int) -> None:
-        left = self.faults.fail_after.get(number)
-        if left:
-            self.faults.fail_after[number] = left - 1
-        elif left == 0 or number in self.faults.fail:
-            raise InjectedFault(f"operation {number} was told to fail")
 
     def _add(
         self, stream: str, running: _Running, run: Callable[[], None], ready: Callable[[], bool] = lambda: True

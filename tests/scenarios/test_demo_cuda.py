@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 from tests.scenarios.command_line import Command, command_of
 
+from kvsweep.cli import ours_of
 from kvsweep.kernels.cuda.nvidia import why_no_device
-from kvsweep.kernels.cuda.simulated import SimulatedDriver
+from kvsweep.kernels.cuda.simulated import Failure, SimulatedDriver
 from kvsweep.scenarios.demo import DemoOptions, DemoResult, run_demo
 from kvsweep.scenarios.devices import cuda_devices, describe_driver, host_device
 from kvsweep.transports.cuda_paths import PathWish
+from kvsweep.transports.device import DeviceLost
 
 no_compiler = shutil.which("c++") is None and shutil.which("g++") is None
 SETTLED_TURNS = 300
@@ -71,6 +73,20 @@ def test_g3_a_storm_over_the_cuda_device_loses_nothing(tmp_path: Path) -> None:
     assert result.lossless
     assert result.storm["rank restarts"] == 1
     assert result.held_at_end == dict.fromkeys(result.held_at_end, 0)
+
+
+@pytest.mark.skipif(no_compiler, reason="no C++ compiler for the simulated driver")
+def test_a_device_that_is_lost_ends_the_run_with_its_name(tmp_path: Path) -> None:
+    """Not a wait for words that will never come, nor a word that nobody can vouch for."""
+    driver = SimulatedDriver(seed=20260916)
+    driver.failures["done"] = Failure(lost=True, after=5)
+    options = DemoOptions(synthetic=True, prompt_tokens=64, block_size=8, every=4, tokens=8)
+    device = cuda_devices(driver, "pull"), "simulated"
+    with pytest.raises(ExceptionGroup) as caught:
+        run_demo(options, ledger=f"sqlite:{tmp_path / 'lost'}.ledger", command=[], device=device)
+    error = ours_of(caught.value)
+    assert isinstance(error, DeviceLost)
+    assert str(error) == "device lost: done: the device was lost"
 
 
 @pytest.mark.skipif(why_no_device() is None, reason="a GPU is here")

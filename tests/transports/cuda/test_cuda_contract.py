@@ -34,6 +34,7 @@ from tests.transports.test_host import (  # noqa: F401
 )
 from tests.transports.test_host_faults import (  # noqa: F401
     test_a_failed_copy_fails_its_operation_and_no_other,
+    test_a_row_shows_what_stands_there_whatever_generation_is_asked_for,
     test_an_operation_is_not_queued_twice,
     test_cancel_of_a_queued_operation_stops_it_and_nothing_of_it_runs,
     test_cancel_of_a_started_operation_lets_it_finish_and_say_so,
@@ -55,6 +56,8 @@ NOT_HERE = {
     "test_d8_a_failed_operation_gives_back_its_own_staging_and_nobody_elses": "counts the host's stream items",
     "test_a_slot_must_hold_a_block_of_every_group": "makes a host device",
     "test_the_cpu_memory_must_have_the_devices_layout": "makes a host device",
+    "test_a_copy_that_fails_half_way_has_moved_what_came_before": "counts the host's stream items",
+    "test_staging_begins_at_a_line_of_the_cache": "of the CPU's memory",
     "test_streams_are_the_four_that_the_documentation_names": "of the host device",
     "test_new_memory_reads_as_nan": "of the CPU's memory",
     "test_every_group_has_pages_of_its_own": "of the CPU's memory",

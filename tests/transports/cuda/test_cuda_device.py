@@ -282,6 +282,21 @@ def test_a_device_that_cannot_mark_or_tell_is_lost_and_completes_nothing(make_wo
     for _ in range(2):
         with pytest.raises(DeviceLost):
             world.device.advance()
+        world.device.close()  # what it holds goes with the process, and no second error hides the first
+
+
+def test_a_copy_that_fails_half_way_has_moved_what_came_before(make_world: MakeWorld) -> None:
+    """What had been queued is counted, although the operation failed; its row shows nothing."""
+    world: Any = make_world()
+    world.device.faults.fail_after[1] = 1
+    world.device.queue(world.transfer(1, {0: [4, 5], 2: [6]}, {0: [2, 3], 2: [4]}))
+    world.device.advance()
+    (done,) = world.device.poll()
+    assert (done.outcome, done.reason) == ("failed", "InjectedFault: operation 1 was told to fail")
+    assert done.h2d_bytes == world.cpu.traffic.read_bytes > 0
+    assert done.unpack_bytes == world.device.memory.traffic.written_bytes
+    assert done.table_updates == 0
+    assert world.device.tables.shown(done.operation.request, 0) is None
 
 
 def test_a_failure_between_two_parts_gives_the_slots_back(make_world: MakeWorld) -> None:
