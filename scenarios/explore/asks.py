@@ -87,7 +87,7 @@ def _being_written(coordinator: Coordinator, key: RequestKey) -> set[int]:
 
 
 def _rows(want: Want) -> Rows[Logical]:
-    return Rows.of({layer: list(ids) for layer, ids in enumerate(want)})
+    return Rows.of({layer: sorted(ids) for layer, ids in enumerate(want)})
 
 
 def _selection(coordinator: Coordinator, request: RequestState, want: Want) -> BlockSelection:

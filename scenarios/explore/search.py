@@ -86,7 +86,7 @@ class Search:
         trail = () if not broken else self._trail(at) + ((last,) if last else ())
         if not broken and not cut:
             broken = self._circles()
-        missing = () if broken or cut else tuple(sorted(set(self.world.sometimes) - space.reached))
+        missing = () if broken or cut else (*sorted(set(self.world.sometimes) - space.reached), *space.never_made())
         return Found(
             world=self.world.name,
             title=self.world.title,

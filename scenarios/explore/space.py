@@ -112,6 +112,15 @@ class Space:
     def spent(self, number: int) -> Spent:
         return self._spent_of[number]
 
+    def never_made(self) -> tuple[str, ...]:
+        """Calls that no request has come to."""
+        made = [max(spent.calls[at] for spent in self._spent_of) for at in range(len(self.world.askers))]
+        return tuple(
+            f"call {count + 1} of {asker.name} is made"
+            for asker, count in zip(self.world.askers, made, strict=True)
+            if count < len(asker.calls)
+        )
+
     def first(self) -> int:
         coordinator, _, pokes = first_coordinator(self.world)
         ranks = tuple(self.ranks.number(Rank(self.world, rank).poked(pokes)) for rank in range(self.world.ranks))

@@ -49,7 +49,10 @@ class Faults(Struct, frozen=True, kw_only=True):
 
 
 class World(Struct, frozen=True, kw_only=True):
-    """`states` is the number of distinct states, where the world is searched to its end."""
+    """`sometimes` are situations that the search must meet, beside every call of every request.
+
+    `states` is the number of distinct states, where the world is searched to its end.
+    """
 
     name: str
     title: str

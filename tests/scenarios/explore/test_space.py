@@ -2,7 +2,7 @@
 
 import pytest
 from msgspec.structs import replace
-from tests.scenarios.explore.small import small
+from tests.scenarios.explore.small import SMALL, shipped, small
 
 from kvsweep.ledger.messages import Abort, OpenRequest
 from kvsweep.scenarios.explore.asks import first_registration, message_of
@@ -13,7 +13,6 @@ from kvsweep.scenarios.explore.rank import Rank
 from kvsweep.scenarios.explore.search import Search
 from kvsweep.scenarios.explore.space import Space
 from kvsweep.scenarios.explore.world import Ask, World
-from kvsweep.scenarios.explore.worlds import WORLDS
 
 State = tuple[bytes, tuple[bytes, ...], Spent]
 
@@ -33,22 +32,19 @@ def canonical_states(world: World, *, exact: bool) -> tuple[int, set[State]]:
     return found.states, states
 
 
+def full(name: str) -> object:
+    return pytest.param(shipped(name), id=name, marks=pytest.mark.full)
+
+
 @pytest.mark.parametrize(
-    "name",
+    "world",
     [
-        "tight",
-        "three-layers",
-        "layer-by-layer",
-        pytest.param("lives", marks=pytest.mark.full),
-        pytest.param("publish-churn", marks=pytest.mark.full),
-        pytest.param("rank-restart-abort", marks=pytest.mark.full),
-        pytest.param("store-restart", marks=pytest.mark.full),
-        pytest.param("pack", marks=pytest.mark.full),
+        *(pytest.param(SMALL[name], id=name) for name in ("step", "rank", "fence", "failure", "prefix")),
+        *map(full, ("tight", "three-layers", "rank-restart", "lives", "publish-churn", "store-restart", "pack")),
     ],
 )
-def test_leaving_out_what_only_counts_loses_no_state_and_adds_none(name: str) -> None:
+def test_leaving_out_what_only_counts_loses_no_state_and_adds_none(world: World) -> None:
     """The world is searched once with every number kept; its states, put in canonical form, are those of the other."""
-    world = next(world for world in WORLDS if world.name == name)
     told_apart, exact = canonical_states(world, exact=True)
     number, canonical = canonical_states(world, exact=False)
     assert exact == canonical
@@ -57,7 +53,7 @@ def test_leaving_out_what_only_counts_loses_no_state_and_adds_none(name: str) ->
 
 def test_numbers_that_only_count_were_there_to_be_left_out() -> None:
     """Steps that end in another order leave other step numbers and the same state."""
-    world = next(world for world in WORLDS if world.name == "three-layers")
+    world = replace(SMALL["step"], steps=3)
     assert canonical_states(world, exact=True)[0] > canonical_states(world, exact=False)[0]
 
 
