@@ -4,7 +4,6 @@ from collections.abc import Hashable
 
 import anyio
 
-
 ANYTHING, IDLE, ROOM = "anything", "idle", "room"
 """What a task may wait for beside the events of one request."""
 

@@ -61,9 +61,6 @@ NOT_HERE = {
     "test_streams_are_the_four_that_the_documentation_names": "of the host device",
     "test_new_memory_reads_as_nan": "of the CPU's memory",
     "test_every_group_has_pages_of_its_own": "of the CPU's memory",
-    "test_staging_begins_at_a_line_of_the_cache": "of the CPU's memory",
-    "test_a_copy_that_fails_half_way_has_moved_what_came_before": "the host device's own fault",
-    "test_a_row_shows_what_stands_there_whatever_generation_is_asked_for": "looks into the host device's tables",
     "test_tokens_are_packed_where_the_cpu_keeps_packed_blocks": "of the CPU's memory",
 }
 """Tests of the host device that have a counterpart beside this file, or nothing to do with a device."""
