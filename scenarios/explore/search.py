@@ -67,7 +67,7 @@ class Search:
                         cut = True
                         continue
                     number = self._add(after, at, self._depth[at] + 1)
-                    broken = faults or space.broken(after)
+                    broken = (*faults, *space.broken(after))
                 elif faults:
                     broken = faults
                 if forward:

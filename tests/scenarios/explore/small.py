@@ -59,7 +59,6 @@ SMALL = {
                 Ask("attach", until=1), Ask("retain", ((0,), (0,))), Ask("evict", until=1),
             )),
         ),
-        faults=Faults(finishes=1),
     ),
     "copy": small(UPLOADS[0], faults=Faults(aborts=1), copies=1),
 }  # fmt: skip

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.scenarios.explore.small import UPLOADS, only, shipped, small
+from tests.scenarios.explore.small import SMALL, UPLOADS, only, shipped, small
 
 from kvsweep.ledger import acks, fold, reduce_settle
 from kvsweep.ledger.errors import Refused
@@ -16,10 +16,18 @@ from kvsweep.runtime import advance, decide_process, decide_request
 from kvsweep.runtime.batch import Batch
 from kvsweep.runtime.steps import OpenSteps
 from kvsweep.scenarios.explore import coordinator, space
+from kvsweep.scenarios.explore.oracles import Oracles
 from kvsweep.scenarios.explore.search import Search, explore
 from kvsweep.scenarios.explore.space import Space
 from kvsweep.scenarios.explore.world import Ask, Faults
 from kvsweep.transports.rank import RankWorker
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the oracles, which see many faults before their effects are there."""
+    monkeypatch.setattr(Oracles, "complaints", lambda self: ())
+
 
 # ---- each law, by a fault planted in the code that it watches
 
@@ -34,6 +42,7 @@ def test_a_quarantine_that_is_dropped_is_found_in_three_actions(monkeypatch: pyt
     assert found.trail == ("a asks: select [[0], [1]]", "rank 0 receives transfer #1", "#1 is aborted")
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_generation_that_is_retired_under_its_reader_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OpenSteps, "reads", lambda *_: False)
     found = explore(small(*UPLOADS, Ask("retain", ((2,), (3,))), steps=1, blocks=2))
@@ -41,6 +50,7 @@ def test_a_generation_that_is_retired_under_its_reader_is_found(monkeypatch: pyt
     assert "a step begins on a, generation 1" in found.trail
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_tail_block_that_leaves_under_its_writer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advance, "_is_new_fence", lambda *_: False)
     found = explore(shipped("store-preempt"))
@@ -70,6 +80,7 @@ def test_an_upload_that_goes_on_over_a_restart_of_the_producer_is_found(monkeypa
     assert only(found).startswith("a reader finds what it was handed: rank 1, layer 0, block 0: the current view of a")
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_store_that_is_valid_before_every_rank_has_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advance, "_all_done", lambda opened: opened is not None and bool(opened.outcomes))
     monkeypatch.setattr("kvsweep.ledger.reduce_tail.all_reported", lambda *_: None)
@@ -77,6 +88,7 @@ def test_a_store_that_is_valid_before_every_rank_has_it_is_found(monkeypatch: py
     assert only(found).startswith("a valid CPU block has its bytes on every rank: rank 1, layer 0")
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_row_that_two_attempts_write_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def of_views(self: Ownership, request: Any) -> frozenset[int]:
         held = self.holders(request).items()
@@ -88,6 +100,7 @@ def test_a_row_that_two_attempts_write_is_found(monkeypatch: pytest.MonkeyPatch)
     assert len(found.trail) == 3
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_word_that_counts_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     table = tuple(row for row in acks.TABLE if not row[0].startswith("rank already recorded with this outcome"))
     monkeypatch.setattr(acks, "TABLE", table)
@@ -96,6 +109,7 @@ def test_a_word_that_counts_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     assert found.trail[-1] == found.trail[-2] == "completed of #1 arrives from rank 0"
 
 
+@pytest.mark.usefixtures("alone")
 def test_f2_a_forged_word_that_is_taken_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     table = tuple(row for row in acks.TABLE if not row[0].startswith("differs from the operation"))
     monkeypatch.setattr(acks, "TABLE", table)
@@ -111,6 +125,13 @@ def test_a_word_that_nobody_says_again_leaves_a_state_that_does_not_drain(monkey
     why = "upload operation 1 is open: the producer has not acknowledged"
     assert only(found) == f"everything drains: nothing is under way, and a: {why}"
     assert found.trail[-1] == "the producer restarts"
+
+
+def test_what_an_oracle_finds_is_a_broken_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OpenSteps, "reads", lambda *_: False)
+    found = explore(SMALL["step"])
+    assert only(found) == "ownership: generation 1 is retired while step 1 reads it"
+    assert len(found.trail) == 16
 
 
 def test_progress_in_a_circle_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +208,7 @@ def test_the_watcher_hears_how_far_the_search_is() -> None:
 
 
 def test_two_searches_of_one_world_agree_in_every_state() -> None:
-    world = shipped("three-layers")
+    world = SMALL["preempt"]
     first, second = (Search(world, None, lambda states: None, Space(world)) for _ in range(2))
     assert first.run() == second.run()
     assert first.states == second.states
