@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-NEEDED = ("msgspec", "anyio", "typer", "rich", "gguf", "tokenizers")
+NEEDED = ("numpy", "msgspec", "anyio")
 
 
 def arguments() -> argparse.Namespace:
@@ -31,10 +31,10 @@ def provide(wheels: Path | None) -> None:
     sys.path.insert(0, str(ROOT / "src"))
     if wheels is not None:
         target = tempfile.mkdtemp(prefix="gpu-check-")
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--find-links", str(wheels)]
-        # Each by itself, without what it depends on: a library that is here already is not replaced.
-        for wheel in sorted(wheels.glob("*.whl")):
-            subprocess.run([*command, "--no-deps", "--target", target, str(wheel)], check=False)
+        # Without what they depend on, and behind the path: a library that is here already is not replaced.
+        files = [str(wheel) for wheel in sorted(wheels.glob("*.whl"))]
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", target]
+        subprocess.run([*command, *files], check=False)
         sys.path.append(target)
 
 
