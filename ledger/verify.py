@@ -58,6 +58,7 @@ class Verification:
         self._digest = Digest(log.header.rules, b"" if snapshot is None else snapshot.chain)
         self._replayed: dict[Position, str] = {self._since: self._digest.value(self.state)}
         self._compared: tuple[str, str] | None = None
+        self._unfound = False  # a recorded digest that the index did not show: the structure is to blame first
 
     def run(self, *, structure: bool = True) -> Verified:
         """Fold and compare; `structure` has the store check its own structure too, which reads all of it."""
@@ -69,8 +70,8 @@ class Verification:
         except (KvsweepError, LookupError, ValueError) as error:
             # A reducer that meets an event it never expected may fail in other ways than by refusing it.
             fault = (self._position + 1, str(error) if isinstance(error, KvsweepError) else repr(error))
-        if fault is None and structure:
-            fault = self._log.damage()
+        if structure and (fault is None or self._unfound):
+            fault = self._log.damage() or fault
         digest, recorded = self._compared or (self._digest.value(self.state), None)
         position, message = fault or (None, "")
         return Verified(
@@ -115,6 +116,7 @@ class Verification:
     def _compare(self, position: Position, event: DigestRecorded) -> tuple[Position, str] | None:
         replayed = self._replayed.get(event.position)
         if replayed is None:
+            self._unfound = True
             return position, f"the digest of position {event.position} is recorded before that position"
         self._compared = (replayed, event.digest)
         if replayed != event.digest:

@@ -97,7 +97,7 @@ def model_of(bundle: Bundle) -> dict[str, Any]:
 def _counted(stack: Stack) -> dict[str, int]:
     """Under the metrics' names: what went through each memory, whatever operation it was for."""
     shards = [shard.traffic for shard in stack.producer.shards]
-    devices = [node.memory.traffic for node in stack.nodes]
+    devices = [node.traffic for node in stack.nodes]
     return {
         "cpu_gather_bytes": stack.producer.cpu_gather_bytes,
         "cpu_destination_blocks": stack.producer.cpu_destination_blocks,

@@ -22,7 +22,7 @@ from kvsweep.runtime.driver import Driver, World, open_store
 from kvsweep.runtime.rank_server import serve_rank
 from kvsweep.runtime.settings import Settings
 from kvsweep.scenarios.devices import MakeDevice, NodeDevice, host_device
-from kvsweep.transports.blocks import BlockMemory
+from kvsweep.transports.blocks import BlockMemory, Traffic
 from kvsweep.transports.handshake import capabilities
 from kvsweep.transports.links import Chaos, RankLink, in_process_link
 from kvsweep.transports.producer import HostProducer, Producer
@@ -110,16 +110,27 @@ class Node:
         self.layout, self.shard, self.settings, self.device_blocks = layout, shard, settings, device_blocks
         self._make = make_device
         self._started = False
+        self._before, self._current = Traffic(), Traffic()  # of its processes that have ended, and of this one
 
     def start(self, rank: int, process_epoch: int) -> None:
         """A new process: fresh device memory, nothing remembered."""
         self.close()
+        self._before = self.traffic
         self._started = True
         seed = self.settings.seed * 1000 + rank * 10 + process_epoch % 10
         self.device = self._make(self.layout, self.shard, self.settings, self.device_blocks, seed)
         self.memory = self.device.memory
+        self._current = self.memory.traffic
         self.worker = RankWorker(self.device, rank=rank, process_epoch=process_epoch)
         self.process = anyio.CancelScope()
+
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes that went through the memories of all its processes."""
+        past, now = self._before, self._current
+        return Traffic(
+            past.read_bytes + now.read_bytes, past.written_bytes + now.written_bytes, past.moved_bytes + now.moved_bytes
+        )
 
     def close(self) -> None:
         """The process's memory goes with it."""

@@ -13,6 +13,7 @@ import tomli_w
 from msgspec import Struct
 
 from kvsweep.ledger.errors import LayoutError, SettingsError
+from kvsweep.ledger.ids import POOL_STREAM
 from kvsweep.scenarios.script import faults as f
 from kvsweep.scenarios.script import steps as s
 from kvsweep.scenarios.script.address import COMMANDS, EVENTS, RANK_MESSAGES, Message, Moment
@@ -125,6 +126,8 @@ def _steps(script: Script) -> Found:
         path = f"$.step[{at}]"
         if isinstance(step, s.Open):
             opened.add(step.request)
+            if step.request == POOL_STREAM:
+                yield f"{path}.request", "another name: moments mean the pool by this one", repr(step.request)
         for field, request in _requests_of(step):
             if request not in opened:
                 yield f"{path}.{field}", f"a request that an earlier step opens, of {sorted(opened)}", repr(request)
@@ -199,7 +202,7 @@ def _addresses(path: str, value: object, script: Script) -> Found:
     if isinstance(value, Message) and value.rank is not None and value.message not in RANK_MESSAGES:
         yield f"{path}.rank", f"no rank for the producer's {value.message}", str(value.rank)
     if isinstance(value, Moment | Message) and value.request is not None:
-        opened = sorted({step.request for step in script.step if isinstance(step, s.Open)} | {"@pool"})
+        opened = sorted({step.request for step in script.step if isinstance(step, s.Open)} | {POOL_STREAM})
         if value.request not in opened:
             yield f"{path}.request", f"one of {opened}", repr(value.request)
     if isinstance(value, Struct):

@@ -14,6 +14,7 @@ from kvsweep.scenarios.options import DemoOptions
 from kvsweep.scenarios.result import DemoResult
 
 SEEDS = range(20)
+COPIED = ("h2d_bytes", "unpack_bytes", "d2h_bytes")
 BUNDLE = load_synthetic(20260916)
 
 
@@ -70,3 +71,12 @@ def test_storms_reach_every_situation_that_they_are_for(tmp_path: Path) -> None:
         pool_events.PrefixEvicted,
         pool_events.HandshakeAgreed,
     }
+
+
+@pytest.mark.parametrize("seed", [7, 11])
+def test_a2_what_a_restarted_rank_had_copied_stays_counted(seed: int) -> None:
+    """Operations that ended well before the restart are reported: their bytes went through a memory all the same."""
+    result = storm(seed)
+    assert result.storm["rank restarts"] == 1
+    less = {name: (result.metrics[name], counted) for name, counted in result.counted.items() if name in COPIED}
+    assert all(counted >= reported > 0 for reported, counted in less.values()), less

@@ -80,6 +80,10 @@ def refusal(text: str) -> str:
             "$.fault[0].rank: expected none where the coordinator crashes: every rank ends with it, got 0",
         ),
         (
+            '[[step]]\ndo = "open"\nrequest = "@pool"',
+            "$.step[0].request: expected another name: moments mean the pool by this one, got '@pool'",
+        ),
+        (
             '[[step]]\ndo = "upload"\nwant = [0]',
             "$.step[0].request: expected a request that an earlier step opens, of [], got 'a'",
         ),
