@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -74,9 +75,7 @@ def test_processes_share_the_seeds_and_find_the_same(tmp_path: Path) -> None:
 def test_a_process_that_dies_ends_the_sweep_with_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(share: range) -> object:
         words = f"import sys; print('gone', file=sys.stderr); sys.exit({share.step})"
-        return workers.subprocess.Popen(
-            [sys.executable, "-c", words], stdout=workers.subprocess.PIPE, stderr=workers.subprocess.PIPE
-        )
+        return subprocess.Popen([sys.executable, "-c", words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     monkeypatch.setattr(workers, "_start", start)
     with pytest.raises(WorkerFailed, match=r"a process of the sweep ended with 2: gone"):
@@ -137,6 +136,30 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(
     assert answer.expect_sentence(1) == (
         f"kvsweep: --out: expected a folder to write to, got '{tmp_path / 'file'}' (File exists)"
     )
+
+
+RUN = """
+from kvsweep.scenarios.script.run import run_script
+from kvsweep.scenarios.simulate.draw import random_script
+for seed in (11, 12, 20):
+    verdict = run_script(random_script(seed))
+    print(verdict.digest, verdict.unseed, verdict.turns, verdict.events)
+"""
+
+
+def test_a_seed_gives_one_run_whatever_the_hashes_of_strings_are() -> None:
+    """Both runs of a sweep share their process: what hangs on the order of a set of names shows only here."""
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", RUN],
+            env={"PYTHONHASHSEED": hash_seed},
+            check=True,
+            capture_output=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+    assert len(said) == 1
+    assert len(said.pop().splitlines()) == 3
 
 
 def test_what_hangs_on_more_than_the_seed_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
