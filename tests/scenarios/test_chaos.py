@@ -79,4 +79,5 @@ def test_a2_what_a_restarted_rank_had_copied_stays_counted(seed: int) -> None:
     result = storm(seed)
     assert result.storm["rank restarts"] == 1
     less = {name: (result.metrics[name], counted) for name, counted in result.counted.items() if name in COPIED}
-    assert all(counted >= reported > 0 for reported, counted in less.values()), less
+    assert all(counted >= reported for reported, counted in less.values()), less
+    assert result.metrics["d2h_bytes"] > 0
