@@ -32,8 +32,10 @@ def main() -> int:
     if len(sys.argv) < 2:
         raise SystemExit(__doc__)
     load(Path(sys.argv[1]).resolve())
-    # Capture by file descriptor would swallow the sanitizer's report.
-    return int(pytest.main(["--capture=sys", *sys.argv[2:]]))
+    # Capture by file descriptor would swallow the sanitizer's report. The package has imported anyio by now, whose
+    # assertions pytest would rather have rewritten: a warning, which the settings make an error.
+    late = "-Wignore:Module already imported:pytest.PytestAssertRewriteWarning"
+    return int(pytest.main(["--capture=sys", late, *sys.argv[2:]]))
 
 
 if __name__ == "__main__":
