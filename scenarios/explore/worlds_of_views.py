@@ -271,7 +271,8 @@ VIEWS: Final[tuple[World, ...]] = (
         steps=1, blocks=3, ranks=1,
         sometimes=(
             "finished in upload MOVING", "finished in settling", "a rank ends in settling",
-            "preempted in retain APPLYING", "the producer restarts in settling", "resumed while an attempt settles", "closed",
+            "preempted in retain APPLYING", "the producer restarts in settling",
+            "resumed while an attempt settles", "closed",
         ),
         states=69_764,
     ),
