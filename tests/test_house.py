@@ -29,6 +29,7 @@ PRODUCT = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*
 TOP = sorted((ROOT / "src/kvsweep").glob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 SCRIPTS = sorted((ROOT / "scripts").glob("*.py"))
+NATIVE = sorted(path for kind in ("cpp", "hpp", "cu") for path in (ROOT / "kernels").rglob(f"*.{kind}"))
 # Where a clock, a file or a thread is allowed inside ledger/: the stores.
 STORES = re.compile(r"ledger/(sqlite|stores?\w*)(\.py|/.*)")
 IMPURE_MODULES = frozenset(
@@ -131,7 +132,9 @@ def test_every_folder_with_modules_is_a_package() -> None:
 
 
 def test_modules_are_short() -> None:
-    lengths = {name_of(path): len(path.read_text().splitlines()) for path in [*PRODUCT, *TOP, *TESTS, *SCRIPTS]}
+    lengths = {
+        name_of(path): len(path.read_text().splitlines()) for path in [*PRODUCT, *TOP, *TESTS, *SCRIPTS, *NATIVE]
+    }
     long = {path: length for path, length in lengths.items() if length >= MAX_LINES}
     assert not long, f"modules of {MAX_LINES} lines or more: {long}"
 

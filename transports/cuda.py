@@ -18,7 +18,7 @@ from kvsweep.kernels.cuda.driver import Driver, Event, Stream
 from kvsweep.kernels.cuda.errors import CudaError
 from kvsweep.kernels.cuda.launch import Launcher
 from kvsweep.kernels.cuda.rows import descriptor_bytes
-from kvsweep.ledger.errors import Busy, KvsweepError, LayoutError, NotSettled
+from kvsweep.ledger.errors import Busy, KvsweepError, LayoutError
 from kvsweep.ledger.ids import Int32, Operation, RequestKey
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.messages import MoveBlocks, StoreBlocks, Transfer
@@ -32,6 +32,7 @@ from kvsweep.transports.cuda_staging import EventRing, mark, passed
 from kvsweep.transports.cuda_tables import CudaTables, TableAddress
 from kvsweep.transports.device import Completion, DeviceLost, DeviceWork
 from kvsweep.transports.host import FAILURES_KEPT, Faults
+from kvsweep.transports.served_rows import ServedRows
 from kvsweep.transports.tables import TableRows
 
 LEAST_BLOCKS = 32
@@ -69,7 +70,7 @@ class _Lane:
     waiting: deque[_Running] = field(default_factory=deque)
 
 
-class CudaDevice:
+class CudaDevice(ServedRows):
     """One rank's device over CUDA memory.
 
     memory    the device's blocks; `memory.traffic` counts bytes apart from what completions say
@@ -114,7 +115,7 @@ class CudaDevice:
         self.options = options
         most = max(self.memory.blocks(group) for group in range(layout.groups))
         slots = most if options.table_slots is None else options.table_slots
-        self._tables = CudaTables(driver, layout.active_layers, rows=options.rows, slots=slots)
+        self._tables: CudaTables = CudaTables(driver, layout.active_layers, rows=options.rows, slots=slots)
         least = max(self._tables.upload_bytes, descriptor_bytes(len(layout.layers), LEAST_BLOCKS))
         staged = options.path == "staged"
         self._copies = Copies(
@@ -210,10 +211,6 @@ class CudaDevice:
 
     # ---- what a step reads and writes
 
-    def table(self, request: RequestKey, row: int, generation: int, layer: int) -> Int32:
-        """int32[slots], read-only. Raises LayoutError unless the row shows this generation."""
-        return self._tables.read(request, row, generation, layer)
-
     @property
     def tables(self) -> TableRows:
         """What readers on the host are shown, to be looked at without asking for a generation."""
@@ -222,20 +219,6 @@ class CudaDevice:
     def table_address(self, request: RequestKey, row: int) -> TableAddress:
         """Where the row lies in device memory, from its first write until the request is forgotten."""
         return self._tables.address(request, row)
-
-    def forget(self, request: RequestKey) -> None:
-        """Give up the table rows of a closed request. Raises NotSettled while an operation of it is queued."""
-        open_ones = [number for number, running in self._running.items() if running.operation.request == request]
-        if open_ones:
-            raise NotSettled(tuple(f"operation {number} is queued" for number in open_ones))
-        self._tables.forget(request)
-
-    def try_forget(self, request: RequestKey) -> bool:
-        """As `forget`; False, with nothing done, while an operation of the request is queued."""
-        if any(running.operation.request == request for running in self._running.values()):
-            return False
-        self._tables.forget(request)
-        return True
 
     def write_rows(self, layer: int, physical: int, first_token: int, k: npt.NDArray[Any], v: npt.NDArray[Any]) -> None:
         """Write n tokens of one block: k, v [kv_heads, n, head_dim]; waits. See CudaMemory.write_tokens."""

@@ -12,13 +12,14 @@ import numpy.typing as npt
 
 from kvsweep.kernels import Packing
 from kvsweep.kernels.table import Kernels
-from kvsweep.ledger.errors import Busy, KvsweepError, LayoutError, NotSettled
-from kvsweep.ledger.ids import Int32, Operation, RequestKey
+from kvsweep.ledger.errors import Busy, KvsweepError, LayoutError
+from kvsweep.ledger.ids import Int32, Operation
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.messages import MoveBlocks, StoreBlocks, Transfer
 from kvsweep.transports.blocks import BlockMemory, UInt8
 from kvsweep.transports.chunks import Chunk, check_work, split
 from kvsweep.transports.device import Completion, DeviceWork
+from kvsweep.transports.served_rows import ServedRows
 from kvsweep.transports.staging import StagingRing, StagingSlot
 from kvsweep.transports.streams import Item, Streams
 from kvsweep.transports.tables import TableRows
@@ -63,7 +64,7 @@ class InjectedFault(KvsweepError):
     """A copy failed because a test or scenario asked for it."""
 
 
-class HostDevice:
+class HostDevice(ServedRows):
     """One rank's device over NumPy memory.
 
     Nothing is copied by `queue`: `advance` runs the streams, and a copy reads its sources then. Four streams: CPU
@@ -118,7 +119,7 @@ class HostDevice:
                 str(staging_bytes),
             )
         self._staging = StagingRing(slots=staging_slots, slot_bytes=staging_bytes // staging_slots)
-        self._tables = TableRows(rows)
+        self._tables: TableRows = TableRows(rows)
         self._streams = Streams(STREAMS, seed)
         self._limit = operations
         self._clock = clock
@@ -195,24 +196,6 @@ class HostDevice:
         return completed
 
     # ---- what a step reads and writes: at once, as it runs on the compute stream
-
-    def table(self, request: RequestKey, row: int, generation: int, layer: int) -> Int32:
-        """int32[slots], read-only. Raises LayoutError unless the row shows this generation."""
-        return self._tables.read(request, row, generation, layer)
-
-    def forget(self, request: RequestKey) -> None:
-        """Give up the table rows of a closed request. Raises NotSettled while an operation of it is queued."""
-        open_ones = [number for number, running in self._running.items() if running.operation.request == request]
-        if open_ones:
-            raise NotSettled(tuple(f"operation {number} is queued" for number in open_ones))
-        self._tables.forget(request)
-
-    def try_forget(self, request: RequestKey) -> bool:
-        """As `forget`; False, with nothing done, while an operation of the request is queued."""
-        if any(running.operation.request == request for running in self._running.values()):
-            return False
-        self._tables.forget(request)
-        return True
 
     def write_rows(self, layer: int, physical: int, first_token: int, k: npt.NDArray[Any], v: npt.NDArray[Any]) -> None:
         """Write n tokens of one block: k, v [kv_heads, n, head_dim]; see BlockMemory.write_tokens."""

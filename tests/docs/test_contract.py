@@ -5,6 +5,8 @@ from types import ModuleType
 
 import pytest
 
+from kvsweep.scenarios.script.load import library, load_script
+
 ROOT = Path(__file__).resolve().parents[2]
 COUNT = {"A": 4, "B": 7, "C": 3, "D": 9, "E": 10, "F": 5, "G": 4, "H": 3, "J": 4}
 # What this version builds; the page lists the rest as not yet shown.
@@ -30,6 +32,12 @@ def test_clause_i_lists_its_cases(docs: ModuleType) -> None:
     cases = {clause.id: clause.cases for clause in docs.read_contract(ROOT / "docs/contract.toml").clauses}
     assert len(cases["I"]) == 16
     assert all(not listed for clause, listed in cases.items() if clause != "I")
+
+
+def test_scenarios_name_clauses_that_exist(docs: ModuleType) -> None:
+    known = {clause.id for clause in docs.read_contract(ROOT / "docs/contract.toml").clauses}
+    shown = {(path.name, clause) for path in library() for clause in load_script(path).shows}
+    assert {clause for _, clause in shown if not clause.startswith("I: ")} <= known, sorted(shown)
 
 
 def test_j4_withdrawn_claims_stay_on_the_page(docs: ModuleType) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ledger.files import write
 from tests.ledger.lives import EVERY_SNAPSHOT, Life
 from tests.ledger.test_golden import golden
 
@@ -30,11 +31,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def threes(path: Path, written: Any) -> Path:
     """The small run, three events a group: 17 groups, the last of two."""
-    log = open_log(f"sqlite:{path}")
-    for start in range(0, len(written.events), 3):
-        log.append(written.events[start : start + 3])
-    log.close()
-    return path
+    return write(path, written.events, 3)
 
 
 def edit(path: Path, *statements: str) -> None:

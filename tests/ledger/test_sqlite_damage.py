@@ -3,22 +3,19 @@
 import bisect
 import itertools
 import os
-import sqlite3
 import zlib
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from tests.ledger.files import KEY, edit, resumed, write
 
-from kvsweep.ledger import events as e
 from kvsweep.ledger.codec import SCHEMA, Bodies, list_head
 from kvsweep.ledger.errors import LogCorrupt, LogError, UnknownSchema
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.sqlite import PAGE_BYTES, SqliteLog
 from kvsweep.ledger.store import open_log
-
-KEY = RequestKey("a-b-c", 1)
 
 
 @pytest.fixture
@@ -29,31 +26,13 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def full(path: Path, written: Any) -> Path:
     """A closed ledger that holds the whole small run."""
-    log = open_log(f"sqlite:{path}")
-    log.append(written.events)
-    log.close()
-    return path
+    return write(path, written.events, len(written.events))
 
 
 @pytest.fixture
 def threes(path: Path, written: Any) -> Path:
     """The same run, appended three events at a time."""
-    log = open_log(f"sqlite:{path}")
-    for start in range(0, len(written.events), 3):
-        log.append(written.events[start : start + 3])
-    log.close()
-    return path
-
-
-def resumed(*numbers: int) -> list[e.RequestResumed]:
-    return [e.RequestResumed(request=KEY, seq=seq) for seq in numbers]
-
-
-def edit(path: Path, statement: str, *arguments: object) -> None:
-    db = sqlite3.connect(path)
-    db.execute(statement, arguments)
-    db.commit()
-    db.close()
+    return write(path, written.events, 3)
 
 
 def test_a_missing_file_or_place_is_one_sentence(path: Path) -> None:

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from tests.ledger.small_run import Writer, small_run
-from typer.testing import CliRunner, Result
+from tests.runtime.log_line import answer, refusal, run
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.codec import SCHEMA, encode
 from kvsweep.ledger.store import open_log
-from kvsweep.runtime.log_commands import log_app
 
 
 @pytest.fixture(scope="module")
@@ -30,24 +29,6 @@ def path(tmp_path: Path, written: Writer) -> Path:
     log.append(written.events)
     log.close()
     return path
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(log_app, [str(argument) for argument in arguments])
-
-
-def answer(*arguments: object) -> Any:
-    result = run(*arguments, "--json")
-    assert (result.exit_code, result.stderr) == (0, ""), result.output
-    return json.loads(result.stdout)
-
-
-def refusal(code: int, *arguments: object) -> str:
-    """The one sentence on stderr; stdout stays empty."""
-    result = run(*arguments)
-    assert (result.exit_code, result.stdout) == (code, ""), result.output
-    [line] = result.stderr.splitlines()
-    return str(line)
 
 
 # ---- requests
