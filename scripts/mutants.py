@@ -31,7 +31,12 @@ LEFT_OUT = shutil.ignore_patterns("__pycache__", ".*", "*.db")
 NO_KILL = ("ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "NameError", "UnboundLocalError")
 """Errors that say the mutant is no program, not that a test found it."""
 
-RUN = "import sys; sys.path[:0] = sys.argv[1:3]; import pytest; sys.exit(pytest.main(sys.argv[3:]))"
+# An editable installation finds the package before sys.path is asked: it has to come last, or no mutant is ever seen.
+RUN = (
+    "import sys; sys.path[:0] = sys.argv[1:3]; "
+    "sys.meta_path.sort(key=lambda finder: 'Redirecting' in type(finder).__name__); "
+    "import pytest; sys.exit(pytest.main(sys.argv[3:]))"
+)
 
 Verdict = Literal["killed", "survived", "too slow", "not run"]
 
