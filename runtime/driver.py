@@ -315,6 +315,17 @@ class Driver:
         """Digest over all events so far and the state they gave."""
         return self._digest.value(self.state)
 
+    def record_digest(self) -> str:
+        """Record the digest of the state as it is, and wait until all of it is stored. Returns the digest.
+
+        For moments of rest of a process that may be ended without a word. Raises LogError.
+        """
+        self.expect_writable()
+        digest = self.digest()
+        self._record_digest()
+        self.log.flush()
+        return digest
+
     def close(self) -> None:
         """Record the last digest, wait until everything is stored, and close the log.
 

@@ -1,0 +1,72 @@
+"""Settings of the connector: vLLM's `kv_connector_extra_config`, checked once at start."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from kvsweep.ledger.errors import SettingsError
+from kvsweep.runtime.settings import Count, Fraction, Positive, Seconds, Settings
+from kvsweep.transports.vllm.faults import FaultSettings
+
+WHERE = "kv_connector_extra_config"
+
+
+class ConnectorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a user may set. `ledger` has no default: losing a log or littering a folder must be a choice."""
+
+    ledger: str  # "sqlite:PATH" or "memory:"
+    mode: Literal["lossless", "compact"] = "lossless"
+    policy: Literal["full", "recency", "quest"] = "full"  # compact mode: what scores the blocks
+    budget: Fraction = 0.25  # compact mode: of a request's whole blocks
+    sink: Count = 1  # blocks
+    recent: Count = 2  # blocks
+    interval: Positive | None = None  # engine steps between two rounds of a request; default 1 lossless, 16 compact
+    hysteresis: Annotated[float, Meta(ge=1.0)] = 1.0  # resident blocks' scores are raised by this
+    tables: Literal["layer", "shared"] = "layer"  # shared: one list of blocks for all layers
+    cpu_blocks: Count = 0  # of the CPU tier; 0 = as many as vLLM's pool has
+    headroom: Count = 1  # free blocks of vLLM's pool that a round never takes
+    scatter: bool = True  # lossless mode: each layer of a block goes to another place
+    poison: bool = False  # overwrite blocks that are given back: a late reader then sees NaN
+    checksums: bool = True  # compare every block that is uploaded with what was stored
+    summary: str = ""  # path of a JSON file with the counts of the run; "" writes none
+    deadline_s: Seconds = 5.0  # then an operation is aborted; nothing is freed by time
+    log_ack: Literal["process", "power"] = "process"
+    faults: FaultSettings = FaultSettings()  # of the way back, for tests
+
+    @property
+    def steps_between_rounds(self) -> int:
+        return self.interval if self.interval is not None else (1 if self.mode == "lossless" else 16)
+
+    @classmethod
+    def load(cls, extra: Mapping[str, Any]) -> "ConnectorSettings":
+        """From vLLM's mapping. Raises SettingsError naming the field, what was expected and what came."""
+        try:
+            settings = msgspec.convert(dict(extra), cls)
+        except msgspec.ValidationError as error:
+            message, _, path = str(error).partition(" - at `")
+            field = WHERE + path.rstrip("`").removeprefix("$")
+            raise SettingsError(field, "a field and value of the connector's settings", message) from error
+        if settings.mode == "lossless" and settings.policy != "full":
+            raise SettingsError(f"{WHERE}.policy", "full in lossless mode, where nothing is dropped", settings.policy)
+        return settings
+
+    def core(self, *, requests: int) -> Settings:
+        """The coordinator's own settings. requests: lives that may be open at once. Raises SettingsError."""
+        full = self.mode == "lossless" or self.policy == "full"
+        return Settings.of(
+            log={"url": self.ledger, "ack": self.log_ack},
+            selection={
+                "budget": 1.0 if full else self.budget,
+                "sink_blocks": self.sink,
+                "recent_blocks": self.recent,
+                "shared": self.tables == "shared",
+                "incumbent_factor": self.hysteresis,
+            },
+            transfer={
+                "deadline_s": self.deadline_s,
+                "scatter": self.scatter and self.mode == "lossless" and self.tables == "layer",
+            },
+            limits={"open_requests": requests},
+        )
