@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 import torch
+import vllm
+import vllm.version
 from vllm import LLM, SamplingParams, TokensPrompt
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
@@ -42,10 +44,12 @@ def start(engine: Engine) -> LLM:
     """The engine, on one core of the CPU build. Its own messages go to stderr."""
     transfer: dict[str, Any] = {}
     if engine.connector is not None:
-        config: dict[str, Any] = {"kv_connector": "KVSweepConnector", "kv_role": "kv_both"}
+        config: dict[str, Any] = {"kv_connector": "KVSweepConnector", "kv_role": engine.role}
         config |= {"kv_connector_extra_config": engine.connector} if engine.connector else {}
         config |= {"kv_connector_module_path": engine.module} if engine.module else {}
         transfer["kv_transfer_config"] = config
+    if engine.version is not None:
+        vllm.__version__ = vllm.version.__version__ = engine.version
     longest = engine.context if engine.chunked is None else engine.chunked
     return LLM(
         model=engine.model,

@@ -26,6 +26,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     logprobs: int = 2  # of each token, the sampled one's apart
     multiprocess: bool = False  # the engine core in a process of its own, as a server has it
     tokenizer: bool = True
+    role: str = "kv_both"
+    version: str | None = None  # what vLLM shall say that it is, to see another one refused
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

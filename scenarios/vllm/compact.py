@@ -1,0 +1,130 @@
+"""Compact mode: what attention over a kept set does to the model's word, and what it frees."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+from kvsweep.scenarios.vllm.job import BLOCK, Batch, Engine, Ran
+from kvsweep.scenarios.vllm.judge import APPROXIMATE, SAME_ATTENTION, decode_step, deltas, pool_faults, summary_faults
+from kvsweep.scenarios.vllm.kit import Kit
+from kvsweep.scenarios.vllm.workload import prompts
+
+TOP: Final = 20  # logprobs of each position
+QUALITY: Final[dict[str, Any]] = {"blocks": 400, "context": 1024, "requests": 8, "chunked": 512, "logprobs": TOP}
+QUALITY_TOKENS: Final = 96
+CAPACITY: Final[dict[str, Any]] = {"blocks": 64, "context": 640, "requests": 16, "chunked": 512}
+CAPACITY_TOKENS: Final = 128
+BUDGETS: Final = (0.5, 0.25)
+INTERVAL: Final = 16  # engine steps between two rounds of a request
+SINK, RECENT = 1, 2  # blocks
+
+# name, settings; `full` keeps everything: it shows what the tables alone change
+VARIANTS: Final[dict[str, dict[str, Any]]] = {
+    "full": {"policy": "full"},
+    **{
+        f"{policy} {budget:.0%} {tables}": {"policy": policy, "budget": budget, "tables": tables}
+        for policy, tables in (("recency", "shared"), ("quest", "layer"), ("quest", "shared"))
+        for budget in BUDGETS
+    },
+}
+
+
+def settings(given: dict[str, Any]) -> dict[str, Any]:
+    """The connector's settings of a variant."""
+    return {"mode": "compact", "interval": INTERVAL, "sink": SINK, "recent": RECENT} | given
+
+
+def blocks_bound(longest: int, budget: float) -> int:
+    """Blocks that one request may have resident after its first round, in any layer.
+
+    The budget of its whole blocks, and what was written since: the open block and those that filled before the next
+    round. While the first prompt is written it holds them all.
+    """
+    whole = math.ceil(longest / BLOCK)
+    return max(math.ceil(budget * whole), SINK + RECENT) + math.ceil(INTERVAL / BLOCK) + 1
+
+
+def check_quality(kit: Kit) -> tuple[list[str], dict[str, Any], list[tuple[str, str]]]:
+    """Stock decodes greedily; every variant is then forced to say the same tokens, and its logprobs are compared."""
+    given = prompts(kit.tokens, count=8, shortest=256, longest=704)
+    (stock,) = kit.run(kit.engine("quality-stock", **QUALITY), Batch(prompts=given, tokens=QUALITY_TOKENS))
+    forced = [[token.id for token in one] for one in stock.outputs]
+    faults: list[str] = []
+    figures: dict[str, Any] = {}
+    rows: list[tuple[str, str]] = []
+    for name, variant in VARIANTS.items():
+        engine = kit.engine(f"quality-{slug(name)}", connector=settings(variant), **QUALITY)
+        (ours,) = kit.run(engine, Batch(prompts=given, tokens=QUALITY_TOKENS, forced=forced))
+        summary, exact = kit.summary(engine), variant["policy"] == "full"
+        found = deltas(stock, ours, tolerance=SAME_ATTENTION if exact else APPROXIMATE)
+        figures[name] = {"deltas": found, "summary": summary}
+        faults += [f"{name}: {one}" for one in common_faults(kit, engine, ours, summary, exact=exact)]
+        if exact and found.beyond:
+            faults.append(f"{name}: logprobs differ by up to {found.largest:.2g} although nothing is dropped")
+        if not exact and found.mean == 0.0:
+            faults.append(f"{name}: logprobs are stock's own: attention read everything")
+        rows.append(
+            (
+                f"{name}: top-1 agreement, |Δlogprob| mean, p95, largest, over {found.tolerance:g}",
+                f"{found.top1_agreement:.1%}, {found.mean:.2g}, {found.p95:.2g}, {found.largest:.2g}, "
+                f"{found.beyond:.1%} of {found.positions}",
+            )
+        )
+        rows.append((f"{name}: blocks given back, most resident", resident(summary)))
+    return faults, figures, rows
+
+
+def check_capacity(kit: Kit) -> tuple[list[str], dict[str, Any], list[tuple[str, str]]]:
+    """Sixteen requests in a pool that is too small for them: how often vLLM itself has to preempt."""
+    given = prompts(kit.tokens, count=16, shortest=96, longest=448)
+    asked = Batch(prompts=given, tokens=CAPACITY_TOKENS)
+    (stock,) = kit.run(kit.engine("capacity-stock", **CAPACITY), asked)
+    figures: dict[str, Any] = {"stock": numbers(stock)}
+    rows = [("stock: preemptions, steps, seconds", words(stock))]
+    faults = [] if stock.preemptions else ["stock: expected preemptions in this pool, got none"]
+    for budget in BUDGETS:
+        name = f"quest {budget:.0%}"
+        variant = {"policy": "quest", "budget": budget, "tables": "shared"}
+        engine = kit.engine(f"capacity-{slug(name)}", connector=settings(variant), **CAPACITY)
+        (ours,) = kit.run(engine, asked)
+        summary = kit.summary(engine)
+        figures[name] = {**numbers(ours), "summary": summary}
+        rows += [
+            (f"{name}: preemptions, steps, seconds", words(ours)),
+            (f"{name}: blocks given back", resident(summary)),
+        ]
+        faults += [f"{name}: {one}" for one in common_faults(kit, engine, ours, summary, exact=False)]
+        if ours.preemptions >= stock.preemptions:
+            faults.append(f"{name}: {ours.preemptions} preemptions, stock has {stock.preemptions}: no capacity gained")
+    return faults, figures, rows
+
+
+def common_faults(kit: Kit, engine: Engine, ours: Ran, summary: dict[str, Any], *, exact: bool) -> list[str]:
+    """What must hold in every compact run."""
+    found = [*pool_faults(ours), *summary_faults(summary, released=not exact, commits=0 if exact else 1)]
+    return found + kit.replay_faults(engine, summary)
+
+
+def numbers(ran: Ran) -> dict[str, Any]:
+    """What the capacity of a run comes to."""
+    return {
+        "preemptions": ran.preemptions,
+        "steps": len(ran.steps),
+        "seconds": ran.seconds,
+        "running_at_most": max(count for count, _ in ran.steps),
+        "decode_step_s": decode_step(ran, max(count for count, _ in ran.steps)),
+    }
+
+
+def words(ran: Ran) -> str:
+    return f"{ran.preemptions}, {len(ran.steps)}, {ran.seconds:.0f}"
+
+
+def resident(summary: dict[str, Any]) -> str:
+    return f"{summary['released_blocks']:,}, {summary['resident_blocks_max']}"
+
+
+def slug(name: str) -> str:
+    """A folder's name."""
+    return name.replace("%", "").replace(" ", "-")
