@@ -67,6 +67,7 @@ class SchedulerHalf:
         self._done: dict[int, set[int]] = {}  # step -> ranks that have done it
         self._digests: dict[tuple[int, int, int], tuple[int, str]] = {}
         self._step = 0
+        self._left: list[str] | None = None  # what was pending when the ledger was closed
         self._rested = 0  # events when the digest was last recorded
         self.digest = ""  # as it was last recorded, at rest or at the end
         driver.watch(self.counts)
@@ -159,7 +160,10 @@ class SchedulerHalf:
         if self.driver.read_only is not None:
             return []
         reasons = self.driver.pending()
-        return reasons if reasons or self.driver.idle else ["the log has not stored what blocks wait for"]
+        if not reasons and not self.driver.idle:
+            self.driver.log.flush()  # blocks wait for nothing but this
+            self._pump()
+        return reasons
 
     def rest(self) -> bool:
         """Nothing is left to do: record the digest, once for each time. False where nothing has happened since.
@@ -176,6 +180,7 @@ class SchedulerHalf:
     def close(self) -> None:
         """Record the last digest and close the ledger. What is open is aborted when the ledger is opened again."""
         self._pump()
+        self._left = self.driver.pending()
         self.driver.close()
         self.digest = self.driver.final_digest or self.digest
 
@@ -184,7 +189,7 @@ class SchedulerHalf:
         engine = self.pools.engine
         return {
             **self.counts.summary(),
-            "pending": self.driver.pending(),
+            "pending": self.driver.pending() if self._left is None else self._left,
             "held_blocks": self.pools.held,
             "pool": {"blocks": engine.num_gpu_blocks, "free": engine.get_num_free_blocks()},
             "ledger": self.settings.ledger,

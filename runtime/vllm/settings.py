@@ -14,9 +14,9 @@ WHERE = "kv_connector_extra_config"
 
 
 class ConnectorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a user may set. `ledger` has no default: losing a log or littering a folder must be a choice."""
+    """What a user may set. Every field has a default; that of `ledger` keeps no file, as littering is a choice."""
 
-    ledger: str  # "sqlite:PATH" or "memory:"
+    ledger: str = "memory:"  # or "sqlite:PATH"
     mode: Literal["lossless", "compact"] = "lossless"
     policy: Literal["full", "recency", "quest"] = "full"  # compact mode: what scores the blocks
     budget: Fraction = 0.25  # compact mode: of a request's whole blocks
@@ -28,7 +28,7 @@ class ConnectorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     cpu_blocks: Count = 0  # of the CPU tier; 0 = as many as vLLM's pool has
     headroom: Count = 1  # free blocks of vLLM's pool that a round never takes
     scatter: bool = True  # lossless mode: each layer of a block goes to another place
-    poison: bool = False  # overwrite blocks that are given back: a late reader then sees NaN
+    poison: bool = False  # overwrite blocks that are given back: a late reader then computes nonsense
     checksums: bool = True  # compare every block that is uploaded with what was stored
     summary: str = ""  # path of a JSON file with the counts of the run; "" writes none
     deadline_s: Seconds = 5.0  # then an operation is aborted; nothing is freed by time

@@ -144,7 +144,7 @@ class EngineDevice:
         return self.memory.layers[layer][blocks]
 
     def poison(self, group: int, blocks: Int32) -> None:
-        """Overwrite freed blocks with bytes that read as NaN. Raises LayoutError for another group than 0."""
+        """Overwrite freed blocks with what no model computes. Raises LayoutError for another group than 0."""
         if group != 0:
             raise LayoutError("group", "0, the only one", str(group))
         self.memory.poison(blocks.tolist())

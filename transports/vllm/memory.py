@@ -13,8 +13,11 @@ from kvsweep.ledger.ids import Int32
 UInt8 = npt.NDArray[np.uint8]
 UInt32 = npt.NDArray[np.uint32]
 
-POISON = 0xFF
-"""Byte of a block that holds nothing: NaN in float32 and in bfloat16."""
+POISON = 0x4B
+"""Byte of a block that holds nothing: 1.3e7 in float32 and in bfloat16.
+
+Not NaN: a block is whole before all of it is written, and the kernel multiplies what lies behind a row's end by 0.
+"""
 
 
 def blocks_of_tensor(name: str, tensor: Any, *, blocks: int, block_bytes: int) -> UInt8:
