@@ -63,7 +63,7 @@ def _connector_class() -> type:
                 self._names,
                 blocks=blocks,
                 block_bytes=layout.block_bytes(0) // ranks,
-                cpu_blocks=settings.cpu_blocks or blocks,
+                cpu_blocks=settings.cpu_tier(blocks),
                 checksums=settings.checksums,
             )
             self.worker = WorkerHalf(
@@ -82,7 +82,7 @@ def _connector_class() -> type:
         def get_handshake_metadata(self) -> WorkerHandshake | None:
             if self.worker is None:
                 return None
-            cpu_blocks = self.settings.cpu_blocks or self._kv_cache_config.num_blocks
+            cpu_blocks = self.settings.cpu_tier(self._kv_cache_config.num_blocks)
             return WorkerHandshake(
                 rank=self.worker.rank,
                 process_epoch=self.worker.worker.process_epoch,

@@ -62,7 +62,7 @@ class SchedulerHalf:
         self._requests: dict[str, Managed] = {}
         self._of_key: dict[RequestKey, Managed] = {}
         self._frames: list[bytes] = []
-        self._heard: list[int] = []
+        self._heard: list[tuple[int, int]] = []
         self._forget: list[RequestKey] = []
         self._done: dict[int, set[int]] = {}  # step -> ranks that have done it
         self._digests: dict[tuple[int, int, int], tuple[int, str]] = {}
@@ -218,7 +218,7 @@ class SchedulerHalf:
 
     def _grow(self, managed: Managed) -> None:
         """vLLM has given the request blocks, and finished others: they are lent, sealed and mirrored."""
-        table = self._tables.get(managed.request.request_id)
+        table, new = self._tables.get(managed.request.request_id), managed.table is None
         if table is None or not self._alive(managed, table):
             return
         key, whole = managed.key, managed.request.num_computed_tokens // self._layout.block_size
@@ -229,7 +229,8 @@ class SchedulerHalf:
                 self.pools.offer(table[managed.opened :])
                 if self.driver.handle(OpenTail(request=key, until=len(table))).outcome == "accepted":
                     managed.opened = len(table)
-            if whole > managed.sealed or managed.dirty:
+            # What vLLM counts as computed in a first step are hits, and another request may write those in this very step.
+            if not new and (whole > managed.sealed or managed.dirty):
                 self._seal(managed, key, whole)
         except (Busy, LogError):
             return  # later, or never: what vLLM computes is in its own blocks all the same
@@ -280,7 +281,7 @@ class SchedulerHalf:
             del self._digests[next(iter(self._digests))]
         turn = self.driver.handle(completion.done)
         self.counts.acks[turn.outcome] += 1
-        self._heard.append(number)
+        self._heard.append((rank, number))
 
     def _end(self, rank: int, step: int) -> None:
         """One rank has done a step; the last one ends it."""

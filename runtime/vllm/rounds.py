@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kvsweep.ledger.errors import Busy
+from kvsweep.ledger.errors import Busy, LogError
 from kvsweep.ledger.ids import Logical, Rows, no_rows
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.messages import BlockSelection, Retain, Select
@@ -41,7 +41,7 @@ class Rounds:
                 self._keep(managed, request, managed.want, step)
             elif step >= managed.next_round:
                 self._select(managed, request, step)
-        except Busy:
+        except (Busy, LogError):
             return
 
     def wants_scores(self, managed: Managed, step: int) -> bool:

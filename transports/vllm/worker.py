@@ -55,8 +55,9 @@ class WorkerHalf:
         if self._poison and meta.poison:
             self.device.memory.poison(meta.poison)
             self.poisoned += len(meta.poison)
-        for number in meta.heard:
-            self.worker.acknowledge(number)
+        for rank, number in meta.heard:
+            if rank == self.rank:
+                self.worker.acknowledge(number)
         for frame in meta.frames:
             try:
                 message = decode_to_rank(frame)
