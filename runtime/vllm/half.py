@@ -229,7 +229,7 @@ class SchedulerHalf:
                 self.pools.offer(table[managed.opened :])
                 if self.driver.handle(OpenTail(request=key, until=len(table))).outcome == "accepted":
                     managed.opened = len(table)
-            # What vLLM counts as computed in a first step are hits, and another request may write those in this very step.
+            # What counts as computed in a first step are hits, and another request may write those in this very step.
             if not new and (whole > managed.sealed or managed.dirty):
                 self._seal(managed, key, whole)
         except (Busy, LogError):
