@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 from msgspec.structs import replace
 
 from kvsweep.ledger import events as e
@@ -64,6 +65,7 @@ class SchedulerHalf:
         self._frames: list[bytes] = []
         self._heard: list[tuple[int, int]] = []
         self._forget: list[RequestKey] = []
+        self._sealed: list[tuple[RequestKey, int, int]] = []
         self._done: dict[int, set[int]] = {}  # step -> ranks that have done it
         self._digests: dict[tuple[int, int, int], tuple[int, str]] = {}
         self._step = 0
@@ -98,6 +100,8 @@ class SchedulerHalf:
         self.counts.steps += 1
         meta = StepMeta(
             step=self._step,
+            score=tuple(self._to_score(live, scheduled)),
+            sealed=tuple(self._sealed),
             poison=self.pools.take_poison(),
             frames=tuple(self._frames),
             heard=tuple(self._heard),
@@ -114,7 +118,7 @@ class SchedulerHalf:
                 if one.key is not None and handed[one.key].generation
             ),
         )
-        self._frames, self._heard, self._forget = [], [], []
+        self._frames, self._heard, self._forget, self._sealed = [], [], [], []
         return meta
 
     def update(self, ack: object) -> None:
@@ -125,6 +129,11 @@ class SchedulerHalf:
                     self._hear(completion)
                 else:
                     self.counts.acks["refused"] += 1
+            for scores in ack.scores:
+                managed = self._of_key.get(scores.request)
+                if managed is not None and scores.rank in self._ranks:
+                    values = np.frombuffer(scores.values, dtype="<f4")
+                    managed.scores[scores.rank] = values.reshape(-1, scores.blocks)
             for rank, step in ack.steps:
                 self._end(rank, step)
             for rank, counts in ack.counts:
@@ -260,11 +269,23 @@ class SchedulerHalf:
         if state is None or (whole <= managed.sealed and (state.store.phase != "IDLE" or not self.pools.cpu.full.free)):
             return
         self.driver.handle(SealTail(request=key, confirmed_tokens=whole * self._layout.block_size))
+        if self._rounds.needs_scores and managed.table is not None:
+            self._sealed += [(key, at, managed.table[at].block_id) for at in range(managed.sealed, whole)]
         managed.sealed = whole
         state = self.driver.state.request(key)
         dirty = state.store.open.stored if state is not None and state.store.open is not None else b""
         left = {block.logical for block in state.tail if block.phase == "dirty"} if state is not None else set()
         managed.dirty = bool(left - {*int32_view(dirty).tolist()})
+
+    def _to_score(
+        self, live: Mapping[str, Managed], scheduled: Mapping[str, int]
+    ) -> Iterable[tuple[RequestKey, int, int]]:
+        if not self._rounds.needs_scores:
+            return
+        for request_id, managed in live.items():
+            blocks = self._rounds.blocks_to_score(managed, self._step)
+            if managed.key is not None and blocks:
+                yield managed.key, blocks, self._last_block(managed, scheduled[request_id])
 
     def _last_block(self, managed: Managed, tokens: int) -> int:
         last = (managed.request.num_computed_tokens + tokens - 1) // self._layout.block_size

@@ -40,6 +40,11 @@ class ConnectorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return self.cpu_blocks or 4 * device_blocks
 
     @property
+    def needs_scores(self) -> bool:
+        """Whether ranks score blocks by their queries."""
+        return self.mode == "compact" and self.policy == "quest"
+
+    @property
     def steps_between_rounds(self) -> int:
         return self.interval if self.interval is not None else (1 if self.mode == "lossless" else 16)
 
