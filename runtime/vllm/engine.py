@@ -189,9 +189,7 @@ def scoring(config: Any, kv_cache_config: Any) -> Scoring:
         kv_heads=spec.num_kv_heads,
         head_dim=spec.head_size,
         block_size=spec.block_size,
-        order=_get_attn_isa(
-            config.model_config.dtype, spec.block_size, spec.head_size, config.cache_config.cache_dtype
-        ),
+        order=_get_attn_isa(dtype, spec.block_size, spec.head_size, config.cache_config.cache_dtype),
         score=quest,
     )
 

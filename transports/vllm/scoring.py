@@ -53,6 +53,10 @@ class _Bounds:
             self.low, self.high = (np.concatenate((one, np.zeros_like(one)), axis=2) for one in (self.low, self.high))
             self.noted = np.concatenate((self.noted, np.zeros_like(self.noted)))
 
+    def whole(self, blocks: int, layers: int) -> bool:
+        """Whether the first so many blocks are noted by every layer."""
+        return 0 < blocks <= self.noted.size and bool((self.noted[:blocks] >= layers).all())
+
 
 class Scoring:
     """Bounds and queries of one rank."""
@@ -101,12 +105,7 @@ class Scoring:
         found = []
         for at, (request, blocks) in enumerate(asked):
             bounds = self._bounds.get(request)
-            if (
-                bounds is None
-                or blocks < 1
-                or blocks > bounds.noted.size
-                or (bounds.noted[:blocks] < self.layers).any()
-            ):
+            if bounds is None or not bounds.whole(blocks, self.layers):
                 continue
             values = np.empty((self.layers, blocks), dtype="<f4")
             for layer in range(self.layers):
