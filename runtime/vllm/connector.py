@@ -40,6 +40,7 @@ def _connector_class() -> type:
             self.half: SchedulerHalf | None = None
             self.worker: WorkerHalf | None = None
             self._names = engine.layer_names(kv_cache_config)
+            self._at = {name: at for at, name in enumerate(self._names)}
             self._ready = False
             self._probe: tuple[list[str], object] | None = None
             if role is KVConnectorRole.SCHEDULER:
@@ -63,7 +64,7 @@ def _connector_class() -> type:
                 self._names,
                 blocks=blocks,
                 block_bytes=layout.block_bytes(0) // ranks,
-                cpu_blocks=settings.cpu_blocks or blocks,
+                cpu_blocks=settings.cpu_tier(blocks),
                 checksums=settings.checksums,
             )
             self.worker = WorkerHalf(
@@ -74,7 +75,10 @@ def _connector_class() -> type:
                 poison=settings.poison,
                 faults=settings.faults,
                 rebuild=engine.rebuild(config, self._kv_cache_config),
+                scoring=engine.scoring(config, self._kv_cache_config) if settings.needs_scores else None,
             )
+            if self.worker.scoring is not None:
+                engine.watch_queries(config, self._names, self.worker.scoring)
             self.bind_connector_metadata(StepMeta(step=0))
             selftest.refuse(engine.substitution(self, self._names[0]))
             self.clear_connector_metadata()
@@ -82,7 +86,7 @@ def _connector_class() -> type:
         def get_handshake_metadata(self) -> WorkerHandshake | None:
             if self.worker is None:
                 return None
-            cpu_blocks = self.settings.cpu_blocks or self._kv_cache_config.num_blocks
+            cpu_blocks = self.settings.cpu_tier(self._kv_cache_config.num_blocks)
             return WorkerHandshake(
                 rank=self.worker.rank,
                 process_epoch=self.worker.worker.process_epoch,
@@ -116,13 +120,17 @@ def _connector_class() -> type:
                 return
             self._ready = True
             worker = self.worker
-            if worker is None or not worker.has_views:
+            if worker is None:
                 return
-            metadata.update(zip(self._names, worker.tables(metadata[layer_name]), strict=True))
+            worker.ask(metadata[layer_name])
+            if worker.has_views:
+                metadata.update(zip(self._names, worker.tables(metadata[layer_name]), strict=True))
 
         def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
             if self._probe is not None:
                 self._probe[0].append("save_kv_layer")
+            elif self.worker is not None and self.worker.scoring is not None:
+                self.worker.note_layer(self._at[layer_name], kv_layer)
 
         def wait_for_save(self) -> None:
             """Nothing is under way: what is whole is stored before the next step."""

@@ -8,8 +8,10 @@ import inspect
 from typing import Any
 
 from kvsweep.ledger.layout import Layout
+from kvsweep.runtime.scorers import quest
 from kvsweep.runtime.vllm import selftest
 from kvsweep.runtime.vllm.start import layout_of
+from kvsweep.transports.vllm.scoring import Scoring
 
 HOOKS = (
     "bind_connector_metadata",
@@ -173,3 +175,38 @@ def rebuild(config: Any, kv_cache_config: Any) -> Any:
         )
 
     return build
+
+
+def scoring(config: Any, kv_cache_config: Any) -> Scoring:
+    """What this rank needs to score blocks. Raises LayoutError for an order of keys that is not read here."""
+    from vllm.distributed.parallel_state import get_tp_group
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+    spec, dtype = kv_cache_config.kv_cache_groups[0].kv_cache_spec, config.model_config.dtype
+    return Scoring(
+        rank=get_tp_group().rank_in_group,
+        layers=len(kv_cache_config.kv_cache_groups[0].layer_names),
+        kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_size,
+        block_size=spec.block_size,
+        order=_get_attn_isa(dtype, spec.block_size, spec.head_size, config.cache_config.cache_dtype),
+        score=quest,
+    )
+
+
+def watch_queries(config: Any, names: list[str], scoring: Scoring) -> None:
+    """Show each layer's query to `scoring` where its attention begins: no hook of a connector sees one.
+
+    The layer's own attention object is given a `forward` that looks first; vLLM's classes and files stay as they are.
+    """
+    for at, name in enumerate(names):
+        impl = config.compilation_config.static_forward_context[name].impl
+        impl.forward = _looking(impl.forward, at, scoring)
+
+
+def _looking(forward: Any, layer: int, scoring: Scoring) -> Any:
+    def looked(attention: Any, query: Any, *rest: Any, **named: Any) -> Any:
+        scoring.note_query(layer, query)
+        return forward(attention, query, *rest, **named)
+
+    return looked

@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 from msgspec.structs import replace
 
 from kvsweep.ledger import events as e
@@ -62,8 +63,9 @@ class SchedulerHalf:
         self._requests: dict[str, Managed] = {}
         self._of_key: dict[RequestKey, Managed] = {}
         self._frames: list[bytes] = []
-        self._heard: list[int] = []
+        self._heard: list[tuple[int, int]] = []
         self._forget: list[RequestKey] = []
+        self._sealed: list[tuple[RequestKey, int, int]] = []
         self._done: dict[int, set[int]] = {}  # step -> ranks that have done it
         self._digests: dict[tuple[int, int, int], tuple[int, str]] = {}
         self._step = 0
@@ -98,6 +100,8 @@ class SchedulerHalf:
         self.counts.steps += 1
         meta = StepMeta(
             step=self._step,
+            score=tuple(self._to_score(live, scheduled)),
+            sealed=tuple(self._sealed),
             poison=self.pools.take_poison(),
             frames=tuple(self._frames),
             heard=tuple(self._heard),
@@ -114,7 +118,7 @@ class SchedulerHalf:
                 if one.key is not None and handed[one.key].generation
             ),
         )
-        self._frames, self._heard, self._forget = [], [], []
+        self._frames, self._heard, self._forget, self._sealed = [], [], [], []
         return meta
 
     def update(self, ack: object) -> None:
@@ -125,6 +129,11 @@ class SchedulerHalf:
                     self._hear(completion)
                 else:
                     self.counts.acks["refused"] += 1
+            for scores in ack.scores:
+                managed = self._of_key.get(scores.request)
+                if managed is not None and scores.rank in self._ranks:
+                    values = np.frombuffer(scores.values, dtype="<f4")
+                    managed.scores[scores.rank] = values.reshape(-1, scores.blocks)
             for rank, step in ack.steps:
                 self._end(rank, step)
             for rank, counts in ack.counts:
@@ -218,7 +227,7 @@ class SchedulerHalf:
 
     def _grow(self, managed: Managed) -> None:
         """vLLM has given the request blocks, and finished others: they are lent, sealed and mirrored."""
-        table = self._tables.get(managed.request.request_id)
+        table, new = self._tables.get(managed.request.request_id), managed.table is None
         if table is None or not self._alive(managed, table):
             return
         key, whole = managed.key, managed.request.num_computed_tokens // self._layout.block_size
@@ -229,7 +238,8 @@ class SchedulerHalf:
                 self.pools.offer(table[managed.opened :])
                 if self.driver.handle(OpenTail(request=key, until=len(table))).outcome == "accepted":
                     managed.opened = len(table)
-            if whole > managed.sealed or managed.dirty:
+            # What counts as computed in a first step are hits, and another request may write those in this very step.
+            if not new and (whole > managed.sealed or managed.dirty):
                 self._seal(managed, key, whole)
         except (Busy, LogError):
             return  # later, or never: what vLLM computes is in its own blocks all the same
@@ -259,11 +269,23 @@ class SchedulerHalf:
         if state is None or (whole <= managed.sealed and (state.store.phase != "IDLE" or not self.pools.cpu.full.free)):
             return
         self.driver.handle(SealTail(request=key, confirmed_tokens=whole * self._layout.block_size))
+        if self._rounds.needs_scores and managed.table is not None:
+            self._sealed += [(key, at, managed.table[at].block_id) for at in range(managed.sealed, whole)]
         managed.sealed = whole
         state = self.driver.state.request(key)
         dirty = state.store.open.stored if state is not None and state.store.open is not None else b""
         left = {block.logical for block in state.tail if block.phase == "dirty"} if state is not None else set()
         managed.dirty = bool(left - {*int32_view(dirty).tolist()})
+
+    def _to_score(
+        self, live: Mapping[str, Managed], scheduled: Mapping[str, int]
+    ) -> Iterable[tuple[RequestKey, int, int]]:
+        if not self._rounds.needs_scores:
+            return
+        for request_id, managed in live.items():
+            blocks = self._rounds.blocks_to_score(managed, self._step)
+            if managed.key is not None and blocks:
+                yield managed.key, blocks, self._last_block(managed, scheduled[request_id])
 
     def _last_block(self, managed: Managed, tokens: int) -> int:
         last = (managed.request.num_computed_tokens + tokens - 1) // self._layout.block_size
@@ -280,7 +302,7 @@ class SchedulerHalf:
             del self._digests[next(iter(self._digests))]
         turn = self.driver.handle(completion.done)
         self.counts.acks[turn.outcome] += 1
-        self._heard.append(number)
+        self._heard.append((rank, number))
 
     def _end(self, rank: int, step: int) -> None:
         """One rank has done a step; the last one ends it."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kvsweep.ledger.errors import Busy
+from kvsweep.ledger.errors import Busy, LogError
 from kvsweep.ledger.ids import Logical, Rows, no_rows
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.messages import BlockSelection, Retain, Select
@@ -41,22 +41,21 @@ class Rounds:
                 self._keep(managed, request, managed.want, step)
             elif step >= managed.next_round:
                 self._select(managed, request, step)
-        except Busy:
+        except (Busy, LogError):
             return
 
-    def wants_scores(self, managed: Managed, step: int) -> bool:
-        """Whether the ranks have to score the request's blocks in this step, for a round in a later one."""
+    @property
+    def needs_scores(self) -> bool:
+        """Whether the ranks score blocks at all."""
+        return self.settings.needs_scores
+
+    def blocks_to_score(self, managed: Managed, step: int) -> int:
+        """How many of the request's first blocks this step is to score, for a round in the next one; 0 for none."""
         request = self._state(managed)
-        return (
-            self.settings.policy == "quest"
-            and not self.everything
-            and request is not None
-            and request.life == "RUNNING"
-            and managed.decoding
-            and managed.want is None
-            and step + 1 >= managed.next_round
-            and self._worth_a_round(managed, leading(request.source))
-        )
+        if request is None or request.life != "RUNNING" or not managed.decoding or managed.want is not None:
+            return 0
+        whole = leading(request.source)
+        return whole if step + 1 >= managed.next_round and self._worth_a_round(managed, whole) else 0
 
     def in_flight(self, managed: Managed, step: int) -> bool:
         """Whether an upload of the last steps will give back what it replaces before long."""

@@ -25,7 +25,7 @@ class ConnectorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     interval: Positive | None = None  # engine steps between two rounds of a request; default 1 lossless, 16 compact
     hysteresis: Annotated[float, Meta(ge=1.0)] = 1.0  # resident blocks' scores are raised by this
     tables: Literal["layer", "shared"] = "layer"  # shared: one list of blocks for all layers
-    cpu_blocks: Count = 0  # of the CPU tier; 0 = as many as vLLM's pool has
+    cpu_blocks: Count = 0  # of the CPU tier; 0 = four times as many as vLLM's pool has (memory is used as it fills)
     headroom: Count = 1  # free blocks of vLLM's pool that a round never takes
     scatter: bool = True  # lossless mode: each layer of a block goes to another place
     poison: bool = False  # overwrite blocks that are given back: a late reader then computes nonsense
@@ -34,6 +34,15 @@ class ConnectorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     deadline_s: Seconds = 5.0  # then an operation is aborted; nothing is freed by time
     log_ack: Literal["process", "power"] = "process"
     faults: FaultSettings = FaultSettings()  # of the way back, for tests
+
+    def cpu_tier(self, device_blocks: int) -> int:
+        """Blocks of the CPU tier beside a pool of so many."""
+        return self.cpu_blocks or 4 * device_blocks
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether ranks score blocks by their queries."""
+        return self.mode == "compact" and self.policy == "quest"
 
     @property
     def steps_between_rounds(self) -> int:

@@ -63,7 +63,7 @@ def open_half(
     A ledger of an earlier engine goes on: its requests are over, and so is what it held.
     Raises HandshakeError naming each difference, LogError where the ledger cannot go on in this engine.
     """
-    cpu_blocks = settings.cpu_blocks or engine.num_gpu_blocks
+    cpu_blocks = settings.cpu_tier(engine.num_gpu_blocks)
     world = World(
         layout=layout,
         ranks=tuple(sorted((one.rank, one.process_epoch) for one in handshakes)),

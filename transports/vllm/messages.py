@@ -27,10 +27,10 @@ class StepMeta(Struct, frozen=True, kw_only=True):
     step: int
     poison: tuple[int, ...] = ()  # blocks that were given back and that nobody reads: overwritten where that is wanted
     frames: tuple[bytes, ...] = ()  # commands for ranks, in order
-    heard: tuple[int, ...] = ()  # operations whose word has arrived
+    heard: tuple[tuple[int, int], ...] = ()  # (rank, operation) whose word has arrived
     forget: tuple[RequestKey, ...] = ()  # closed lives
     handed: tuple[Handed, ...] = ()
-    score: tuple[RequestKey, ...] = ()  # requests whose blocks this step is to be scored
+    score: tuple[tuple[RequestKey, int, int], ...] = ()  # (request, its first blocks to score, id of its last block)
     sealed: tuple[tuple[RequestKey, int, int], ...] = ()  # (request, logical, block): whole from this step on
 
 

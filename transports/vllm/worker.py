@@ -7,11 +7,12 @@ from kvsweep.ledger.errors import Busy
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.messages import Heard, RankWork
 from kvsweep.transports.rank import RankWorker
-from kvsweep.transports.vllm.attention import Rebuild, replaced_metadata
+from kvsweep.transports.vllm.attention import Rebuild, replaced_metadata, rows_by_last_block
 from kvsweep.transports.vllm.device import EngineDevice
 from kvsweep.transports.vllm.faults import FaultSettings, FaultyWay
 from kvsweep.transports.vllm.memory import RankMemory
 from kvsweep.transports.vllm.messages import Ack, Completion, StepMeta
+from kvsweep.transports.vllm.scoring import Scoring
 from kvsweep.transports.wire import BadFrame, decode_to_rank
 
 PROBE_STEPS = 8
@@ -31,12 +32,15 @@ class WorkerHalf:
         poison: bool,
         faults: FaultSettings,
         rebuild: Rebuild,
+        scoring: Scoring | None = None,
     ) -> None:
         """
         block_size  tokens
         poison      overwrite blocks that were given back, so that a late reader shows
         rebuild     makes the kernel's scheduling data for lengths that are not vLLM's
+        scoring     of blocks, where a policy needs it
         """
+        self.scoring = scoring
         self.device = EngineDevice(memory)
         self.worker = RankWorker(self.device, rank=rank, process_epoch=process_epoch)
         self.rank = rank
@@ -55,8 +59,9 @@ class WorkerHalf:
         if self._poison and meta.poison:
             self.device.memory.poison(meta.poison)
             self.poisoned += len(meta.poison)
-        for number in meta.heard:
-            self.worker.acknowledge(number)
+        for rank, number in meta.heard:
+            if rank == self.rank:
+                self.worker.acknowledge(number)
         for frame in meta.frames:
             try:
                 message = decode_to_rank(frame)
@@ -68,6 +73,9 @@ class WorkerHalf:
                 self.worker.note_frame(str(error))
         self.device.advance()
         self._forgotten.update(meta.forget)
+        if self.scoring is not None:
+            for request in meta.forget:
+                self.scoring.forget(request)
         self._forgotten = {key for key in self._forgotten if not self.device.try_forget(key)}
 
     @property
@@ -80,6 +88,23 @@ class WorkerHalf:
         meta = self._meta
         handed = meta.handed if meta is not None else ()
         return replaced_metadata(metadata, handed, self.device, self._block_size, self._rebuild)
+
+    def ask(self, metadata: Any) -> None:
+        """Before the first layer: whose blocks this step scores, and where their last tokens stand in the batch."""
+        meta = self._meta
+        if self.scoring is None or meta is None or not meta.score:
+            return
+        import torch
+
+        rows = rows_by_last_block(metadata.block_table.numpy(), metadata.seq_lens.numpy(), self._block_size)
+        asked = [(request, blocks, rows[last]) for request, blocks, last in meta.score if last in rows]
+        ends = [int(metadata.query_start_loc[row + 1]) - 1 for _, _, row in asked]
+        self.scoring.ask([(request, blocks) for request, blocks, _ in asked], torch.tensor(ends, dtype=torch.int64))
+
+    def note_layer(self, layer: int, cache: Any) -> None:
+        """After a layer's attention: the bounds of blocks that have become whole. cache: vLLM's of that layer."""
+        if self.scoring is not None and self._meta is not None and self._meta.sealed:
+            self.scoring.note_layer(layer, cache, self._meta.sealed)
 
     def finish(self) -> Ack:
         """After the model has run: this step is done here, and so are these operations."""
@@ -94,6 +119,7 @@ class WorkerHalf:
         return Ack(
             steps=((self.rank, step),),
             completions=tuple(self._way.carry(words)),
+            scores=self.scoring.take() if self.scoring is not None else (),
             counts=((self.rank, tuple(self.counts().items())),),
         )
 
