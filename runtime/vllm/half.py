@@ -32,7 +32,7 @@ from kvsweep.runtime.driver import Driver
 from kvsweep.runtime.vllm.counts import Counts
 from kvsweep.runtime.vllm.managed import EngineRequest, Managed
 from kvsweep.runtime.vllm.pools import EngineBlock, EnginePools
-from kvsweep.runtime.vllm.rounds import Rounds
+from kvsweep.runtime.vllm.rounds import DRAIN_STEPS, Rounds
 from kvsweep.runtime.vllm.settings import ConnectorSettings
 from kvsweep.transports.vllm.messages import Ack, Completion, Handed, StepMeta
 from kvsweep.transports.wire import encode
@@ -69,6 +69,8 @@ class SchedulerHalf:
         self._done: dict[int, set[int]] = {}  # step -> ranks that have done it
         self._digests: dict[tuple[int, int, int], tuple[int, str]] = {}
         self._step = 0
+        self._passed = -1  # step in which vLLM last asked whether blocks come back
+        self._passes = 0  # steps running in which it has asked
         self._left: list[str] | None = None  # what was pending when the ledger was closed
         self._rested = 0  # events when the digest was last recorded
         self.digest = ""  # as it was last recorded, at rest or at the end
@@ -153,7 +155,7 @@ class SchedulerHalf:
         """vLLM finds no free block and is about to preempt: whether to let this step pass instead.
 
         True only where blocks have come back in this very call, or an upload will return what it replaces within a few
-        steps, so that vLLM never waits for a rank that is silent.
+        steps: and that a few times running at most, so that vLLM never waits for a rank that is silent.
         """
         before = self.pools.engine.get_num_free_blocks()
         self._leave()
@@ -162,7 +164,11 @@ class SchedulerHalf:
         self._pump()
         if self.pools.engine.get_num_free_blocks() > before:
             return True
-        return any(self._rounds.in_flight(one, self._step + 1) for one in self._requests.values())
+        if self._passed != self._step:  # once a step
+            self._passes = self._passes + 1 if self._passed == self._step - 1 else 1
+            self._passed = self._step
+        step = self._step + 1
+        return self._passes <= DRAIN_STEPS and any(self._rounds.in_flight(one, step) for one in self._requests.values())
 
     def pending(self) -> list[str]:
         """Reasons to go on stepping although no request is left: what is still held, and for whom."""
