@@ -6,7 +6,7 @@ the steps that read it have ended, vLLM's own block goes back to vLLM's pool.
 """
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -39,10 +39,15 @@ from kvsweep.transports.wire import encode
 
 DIGESTS_KEPT = 1024
 
+NEVER_HASHED = 2**31
+"""More blocks than a request has: vLLM then takes all of them for hashed already."""
+
 
 class SchedulerHalf:
-    """One thread: vLLM's scheduler. `tables` is vLLM's own mapping of request ids to their lists of blocks.
+    """One thread: vLLM's scheduler.
 
+    tables  vLLM's own: request id -> the request's list of blocks
+    hashed  vLLM's own: request id -> leading blocks of it that are in the prefix cache
     counts  what the run came to so far
     digest  of the ledger, as it was last recorded: at rest, and at the end
     """
@@ -53,12 +58,13 @@ class SchedulerHalf:
         driver: Driver,
         pools: EnginePools,
         tables: Mapping[str, list[EngineBlock]],
+        hashed: MutableMapping[str, int],
     ) -> None:
         self.settings, self.driver, self.pools = settings, driver, pools
         self.counts = Counts()
         self._layout = driver.state.pool.layout
         self._ranks = frozenset(rank for rank, _ in driver.state.pool.ranks)
-        self._tables = tables
+        self._tables, self._hashed = tables, hashed
         self._rounds = Rounds(settings, driver, pools, self._layout)
         self._requests: dict[str, Managed] = {}
         self._of_key: dict[RequestKey, Managed] = {}
@@ -363,6 +369,9 @@ class SchedulerHalf:
             if state is not None and state.view is not None:
                 most = int(state.view.physical.counts.max())
                 self.counts.resident_blocks_max = max(self.counts.resident_blocks_max, most)
+            if not self._rounds.everything and event.request.request_id in self._hashed:
+                # From here on it attends to a part: what it computes is for no other request to hit.
+                self._hashed[event.request.request_id] = NEVER_HASHED
 
     def _replace(self, managed: Managed, table: list[EngineBlock], logical: Iterable[int]) -> None:
         """The view stands for these blocks now: vLLM's table lets go of them, one reference each."""

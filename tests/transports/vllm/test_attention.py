@@ -1,4 +1,4 @@
-"""The tables that attention reads: the view's blocks, then vLLM's own; and shorter lengths where blocks were dropped."""
+"""The tables that attention reads: the view's blocks, then vLLM's own; and shorter lengths where blocks are dropped."""
 
 from dataclasses import dataclass
 from typing import Any
