@@ -158,12 +158,19 @@ def _connector_class() -> type:
             scheduler, blocks = self._vllm_config.scheduler_config, self._kv_cache_config.num_blocks
             most = -(-self._vllm_config.model_config.max_model_len // self.layout.block_size)
             shakes = list(metadata.values())
+            of_group = manager.coordinator.single_type_managers[0]
+            selftest.refuse(
+                selftest.missing_names(
+                    "FullAttentionManager", list(vars(of_group)), ("req_to_blocks", "num_cached_block")
+                )
+            )
             self.half = open_half(
                 self.settings,
                 self.core_settings,
                 self.layout,
                 manager.block_pool,
-                manager.coordinator.single_type_managers[0].req_to_blocks,
+                of_group.req_to_blocks,
+                of_group.num_cached_block,
                 handshakes=shakes,
                 producer_epoch=time.time_ns(),
                 aliases=min(scheduler.max_num_seqs * most, 4 * blocks),

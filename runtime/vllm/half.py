@@ -6,7 +6,7 @@ the steps that read it have ended, vLLM's own block goes back to vLLM's pool.
 """
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -32,17 +32,22 @@ from kvsweep.runtime.driver import Driver
 from kvsweep.runtime.vllm.counts import Counts
 from kvsweep.runtime.vllm.managed import EngineRequest, Managed
 from kvsweep.runtime.vllm.pools import EngineBlock, EnginePools
-from kvsweep.runtime.vllm.rounds import Rounds
+from kvsweep.runtime.vllm.rounds import DRAIN_STEPS, Rounds
 from kvsweep.runtime.vllm.settings import ConnectorSettings
 from kvsweep.transports.vllm.messages import Ack, Completion, Handed, StepMeta
 from kvsweep.transports.wire import encode
 
 DIGESTS_KEPT = 1024
 
+NEVER_HASHED = 2**31
+"""More blocks than a request has: vLLM then takes all of them for hashed already."""
+
 
 class SchedulerHalf:
-    """One thread: vLLM's scheduler. `tables` is vLLM's own mapping of request ids to their lists of blocks.
+    """One thread: vLLM's scheduler.
 
+    tables  vLLM's own: request id -> the request's list of blocks
+    hashed  vLLM's own: request id -> leading blocks of it that are in the prefix cache
     counts  what the run came to so far
     digest  of the ledger, as it was last recorded: at rest, and at the end
     """
@@ -53,12 +58,13 @@ class SchedulerHalf:
         driver: Driver,
         pools: EnginePools,
         tables: Mapping[str, list[EngineBlock]],
+        hashed: MutableMapping[str, int],
     ) -> None:
         self.settings, self.driver, self.pools = settings, driver, pools
         self.counts = Counts()
         self._layout = driver.state.pool.layout
         self._ranks = frozenset(rank for rank, _ in driver.state.pool.ranks)
-        self._tables = tables
+        self._tables, self._hashed = tables, hashed
         self._rounds = Rounds(settings, driver, pools, self._layout)
         self._requests: dict[str, Managed] = {}
         self._of_key: dict[RequestKey, Managed] = {}
@@ -69,6 +75,8 @@ class SchedulerHalf:
         self._done: dict[int, set[int]] = {}  # step -> ranks that have done it
         self._digests: dict[tuple[int, int, int], tuple[int, str]] = {}
         self._step = 0
+        self._passed = -1  # step in which vLLM last asked whether blocks come back
+        self._passes = 0  # steps running in which it has asked
         self._left: list[str] | None = None  # what was pending when the ledger was closed
         self._rested = 0  # events when the digest was last recorded
         self.digest = ""  # as it was last recorded, at rest or at the end
@@ -153,7 +161,7 @@ class SchedulerHalf:
         """vLLM finds no free block and is about to preempt: whether to let this step pass instead.
 
         True only where blocks have come back in this very call, or an upload will return what it replaces within a few
-        steps, so that vLLM never waits for a rank that is silent.
+        steps: and that a few times running at most, so that vLLM never waits for a rank that is silent.
         """
         before = self.pools.engine.get_num_free_blocks()
         self._leave()
@@ -162,7 +170,11 @@ class SchedulerHalf:
         self._pump()
         if self.pools.engine.get_num_free_blocks() > before:
             return True
-        return any(self._rounds.in_flight(one, self._step + 1) for one in self._requests.values())
+        if self._passed != self._step:  # once a step
+            self._passes = self._passes + 1 if self._passed == self._step - 1 else 1
+            self._passed = self._step
+        step = self._step + 1
+        return self._passes <= DRAIN_STEPS and any(self._rounds.in_flight(one, step) for one in self._requests.values())
 
     def pending(self) -> list[str]:
         """Reasons to go on stepping although no request is left: what is still held, and for whom."""
@@ -357,6 +369,9 @@ class SchedulerHalf:
             if state is not None and state.view is not None:
                 most = int(state.view.physical.counts.max())
                 self.counts.resident_blocks_max = max(self.counts.resident_blocks_max, most)
+            if not self._rounds.everything and event.request.request_id in self._hashed:
+                # From here on it attends to a part: what it computes is for no other request to hit.
+                self._hashed[event.request.request_id] = NEVER_HASHED
 
     def _replace(self, managed: Managed, table: list[EngineBlock], logical: Iterable[int]) -> None:
         """The view stands for these blocks now: vLLM's table lets go of them, one reference each."""

@@ -1,7 +1,7 @@
 """Opening the coordinator inside vLLM: the layout from vLLM's own description, the world, the ledger, the handshake."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 
 from kvsweep.ledger.errors import LogError
 from kvsweep.ledger.layout import LayerLayout, Layout
@@ -50,6 +50,7 @@ def open_half(
     layout: Layout,
     engine: EngineBlockPool,
     tables: Mapping[str, list[EngineBlock]],
+    hashed: MutableMapping[str, int],
     *,
     handshakes: Sequence[WorkerHandshake],
     producer_epoch: int,
@@ -58,6 +59,7 @@ def open_half(
 ) -> SchedulerHalf:
     """Open the ledger, agree with every rank, and take over vLLM's pool.
 
+    tables, hashed  vLLM's own, see SchedulerHalf
     handshakes  one a rank
     aliases     blocks that may be lent a second time at once
     A ledger of an earlier engine goes on: its requests are over, and so is what it held.
@@ -81,7 +83,7 @@ def open_half(
         _end_earlier_lives(driver)
         pools = EnginePools(layout, engine, driver.pools.cpu, aliases=aliases, headroom=settings.headroom)
         driver.pools = pools
-        return SchedulerHalf(settings, driver, pools, tables)
+        return SchedulerHalf(settings, driver, pools, tables, hashed)
     except BaseException:
         driver.log.close()
         raise

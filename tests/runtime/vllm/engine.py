@@ -118,6 +118,7 @@ class Engine:
         self.layout = make_layout(self.ranks)
         self.pool = BlockPool(self.blocks)
         self.tables: defaultdict[str, list[Any]] = defaultdict(list)
+        self.hashed: dict[str, int] = {}
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []
         self.preemptions = self.reads = self.skipped = 0
@@ -129,6 +130,7 @@ class Engine:
             self.layout,
             self.pool,  # type: ignore[arg-type]
             self.tables,
+            self.hashed,
             handshakes=[
                 WorkerHandshake(
                     rank=rank,
@@ -219,6 +221,7 @@ class Engine:
                 victim = self.active.pop()
                 scheduled.pop(victim.request_id, None)
                 self.pool.free_blocks(reversed(self.tables.pop(victim.request_id)))
+                self.hashed.pop(victim.request_id)
                 victim.num_computed_tokens = 0
                 self.waiting.appendleft(victim)
                 self.preemptions += 1
@@ -234,6 +237,7 @@ class Engine:
             self.waiting.popleft()
             self.pool.touch(hits)
             self.tables[request.request_id] = list(hits)
+            self.hashed[request.request_id] = len(hits)
             request.num_computed_tokens = len(hits) * BLOCK
             count = self._count(request)
             assert self._allocate(request, count)
@@ -260,12 +264,15 @@ class Engine:
         if need > self.pool.get_num_free_blocks():
             return False
         table += self.pool.get_new_blocks(max(0, need))
-        for at in range(end // BLOCK):  # vLLM names a block once it will be full, before it is written
+        for at in range(self.hashed.get(request.request_id, 0), end // BLOCK):
+            # vLLM names a block once it will be full, before it is written
             block = table[at]
-            if self.prefix and not block.is_null and block.block_hash is None:
+            if self.prefix and not block.is_null:
+                assert block.block_hash is None
                 name = "|".join(request.tokens[: (at + 1) * BLOCK])
                 block.block_hash = name
                 self.pool.cached.setdefault(name, block)
+        self.hashed[request.request_id] = max(self.hashed.get(request.request_id, 0), end // BLOCK)
         return True
 
     def _finish(self, request: Request) -> None:
@@ -274,6 +281,7 @@ class Engine:
                 queue.remove(request)
         self.half.finish(request.request_id)
         self.pool.free_blocks(reversed(self.tables.pop(request.request_id, [])))
+        self.hashed.pop(request.request_id, None)
 
     # ---- the model
 

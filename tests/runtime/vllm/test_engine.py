@@ -120,6 +120,21 @@ def test_a_shared_prefix_is_copied_and_never_written() -> None:
     settled(engine)
 
 
+def test_what_a_compacted_request_computes_is_never_in_the_prefix_cache() -> None:
+    """It attends to a part, so its keys are not those that another request with the same tokens would compute."""
+    engine = Engine(blocks=60, ranks=1, extra=COMPACT)
+    engine.add("r", prompt=8 * BLOCK, output=40)
+    while engine.half.counts.commits == 0:
+        engine.step()
+    hashed = {name for name, block in engine.pool.cached.items() if block.block_hash == name}
+    for _ in range(20):
+        engine.step()
+    assert {name for name, block in engine.pool.cached.items() if block.block_hash == name} <= hashed
+    assert hashed
+    engine.run()
+    settled(engine)
+
+
 def test_an_abort_in_flight_keeps_what_may_still_be_read() -> None:
     engine = Engine(blocks=24)
     load(engine)
