@@ -28,6 +28,7 @@ from kvsweep.scenarios.vllm.refusals import check_refusals
 from kvsweep.scenarios.vllm.workload import SEED, text_tokens
 
 ROOT = Path(__file__).resolve().parents[1]
+WIDE = 160  # a file has no width
 Found = tuple[list[str], dict[str, Any], list[tuple[str, str]]]
 
 
@@ -106,7 +107,7 @@ def main() -> int:
     }
     given.record.parent.mkdir(parents=True, exist_ok=True)
     given.record.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
-    Console().print(table_of(results, not_run))
+    Console(width=None if sys.stdout.isatty() else WIDE).print(table_of(results, not_run))
     console.print(f"record: {given.record}; engines' output, ledgers and summaries: {folder}")
     return 1 if any(result.faults for result in results) else 0
 

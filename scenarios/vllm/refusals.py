@@ -79,6 +79,8 @@ def refusal(kit: Kit, engine: Engine, words: tuple[str, ...]) -> tuple[str, list
     found = [f"says nothing of {', '.join(lacking)}: {said!r}"] if lacking else []
     if kind in ("TimeoutExpired", "ProcessEnded"):
         found.append(f"ended without a sentence: {kind}")
+    if "got Expected" in said or "got Invalid" in said or "got Object" in said:
+        found.append(f"names no value that came: {said!r}")  # the decoder's own words in place of the value
     if len(said) > LONGEST or "\n" in said.strip():
         found.append(f"is no single sentence: {len(said)} characters, {said.count(chr(10))} line breaks")
     return said, found
