@@ -15,7 +15,8 @@ class Counts:
 
     def __init__(self) -> None:
         self.commits = self.stores = self.uploaded_areas = self.released_blocks = 0
-        self.preemptions = self.aborted = self.keep_maps = self.resident_blocks_max = 0
+        self.preemptions = self.aborted = self.keep_maps = 0
+        self.resident_blocks_max = self.owned_blocks_max = 0  # of one request, after a commit
         self.refused: Counter[str] = Counter()
         self.acks: Counter[str] = Counter(accepted=0, repeated=0, ignored=0, refused=0)
         self.retained: Counter[str] = Counter()
@@ -68,6 +69,7 @@ class Counts:
             "acks": {**self.acks, "contradicting": self.contradicting},
             "faults": {name: self.of_ranks(name) for name in ("dropped", "duplicated", "delayed")},
             "resident_blocks_max": self.resident_blocks_max,
+            "owned_blocks_max": self.owned_blocks_max,
             "steps": self.steps,
         }
 

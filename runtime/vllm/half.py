@@ -364,14 +364,19 @@ class SchedulerHalf:
                 self._replace(managed, managed.table, int32_view(event.logical).tolist())
         elif isinstance(event, e.RequestClosed):
             self._forget.append(event.request)
-        elif isinstance(event, e.ResidencyCommitted):
-            state = self.driver.state.request(event.request)
-            if state is not None and state.view is not None:
-                most = int(state.view.physical.counts.max())
-                self.counts.resident_blocks_max = max(self.counts.resident_blocks_max, most)
+        elif isinstance(event, e.ResidencyCommitted | e.OwnersCommitted):
+            self._count_blocks(event.request)
             if not self._rounds.everything and event.request.request_id in self._hashed:
                 # From here on it attends to a part: what it computes is for no other request to hit.
                 self._hashed[event.request.request_id] = NEVER_HASHED
+
+    def _count_blocks(self, key: RequestKey) -> None:
+        """Blocks that a layer of the request reads from its view at most, and those that all of it stands in."""
+        state, counts = self.driver.state.request(key), self.counts
+        if state is not None and state.view is not None:
+            counts.resident_blocks_max = max(counts.resident_blocks_max, int(state.view.physical.counts.max()))
+            (owned,) = self.driver.state.ownership.owned(key, self._layout)
+            counts.owned_blocks_max = max(counts.owned_blocks_max, owned.size)
 
     def _replace(self, managed: Managed, table: list[EngineBlock], logical: Iterable[int]) -> None:
         """The view stands for these blocks now: vLLM's table lets go of them, one reference each."""

@@ -1,7 +1,7 @@
 """Settings of the connector: vLLM's `kv_connector_extra_config`, checked once at start."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
@@ -55,8 +55,8 @@ class ConnectorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
             settings = msgspec.convert(dict(extra), cls)
         except msgspec.ValidationError as error:
             message, _, path = str(error).partition(" - at `")
-            field = WHERE + path.rstrip("`").removeprefix("$")
-            raise SettingsError(field, "a field and value of the connector's settings", message) from error
+            fields = path.rstrip("`").removeprefix("$").strip(".")
+            raise _named(fields.split(".") if fields else [], message, dict(extra)) from error
         if settings.mode == "lossless" and settings.policy != "full":
             raise SettingsError(f"{WHERE}.policy", "full in lossless mode, where nothing is dropped", settings.policy)
         return settings
@@ -79,3 +79,18 @@ class ConnectorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
             },
             limits={"open_requests": requests},
         )
+
+
+def _named(fields: list[str], message: str, extra: Mapping[str, Any]) -> SettingsError:
+    """The error of the field at this path: what would have been right there, and what came."""
+    came: Any = extra
+    kind: Any = ConnectorSettings
+    for field in fields:
+        came, kind = came[field], get_type_hints(kind)[field]
+    where = ".".join((WHERE, *fields))
+    if message.startswith("Object contains unknown field"):
+        return SettingsError(where, f"fields among {', '.join(sorted(kind.__struct_fields__))}", message.split("`")[1])
+    if get_origin(kind) is Literal:
+        return SettingsError(where, f"one of {', '.join(map(repr, get_args(kind)))}", repr(came))
+    expected = message.removeprefix("Expected ").partition(", got")[0].replace("`", "")
+    return SettingsError(where, expected, repr(came))

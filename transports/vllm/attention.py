@@ -5,7 +5,6 @@ place before the layer's attention runs: the table begins with the view's blocks
 blocks of vLLM's own row that the view does not stand for.
 """
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -105,7 +104,8 @@ def replaced_metadata(
 
 
 def _copy(metadata: Any, table: Any) -> Any:
-    one = copy.copy(metadata)
+    one = object.__new__(type(metadata))  # copy.copy takes ten times as long, once a layer and step
+    one.__dict__.update(metadata.__dict__)
     one.block_table = table
     return one
 

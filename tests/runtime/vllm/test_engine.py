@@ -171,6 +171,29 @@ def test_lost_repeated_and_late_words_commit_once_and_the_engine_serves_on(
         assert summary["acks"]["repeated"] + summary["acks"]["ignored"] > 0
 
 
+def test_a_step_ends_when_every_rank_has_done_it_and_not_before() -> None:
+    """The rank that is slower may still read: what a commit replaced stays held until it has said so too."""
+    engine = Engine(blocks=40, ranks=2)
+    engine.add("r", prompt=3 * BLOCK, output=20)
+    held_back: list[tuple[int, int]] = []
+
+    def only_the_first(ack: Ack) -> Ack:
+        held_back.extend(one for one in ack.steps if one[0] == 1)
+        return Ack(steps=tuple(one for one in ack.steps if one[0] == 0), completions=ack.completions)
+
+    engine.lost = only_the_first
+    for _ in range(5):
+        engine.step()
+    assert engine.half.counts.commits > 0
+    assert engine.half.counts.released_blocks == 0
+    assert len(engine.half.driver.core.steps.numbers) == 5
+    engine.lost = lambda ack: ack
+    engine.half.update(Ack(steps=tuple(held_back)))
+    assert engine.half.counts.released_blocks > 0
+    engine.run()
+    settled(engine)
+
+
 def test_two_words_of_one_rank_are_not_two_ranks() -> None:
     """The published fault of counters: a rank that reports twice stands for one that never did."""
 
