@@ -107,6 +107,7 @@ def main() -> int:
         "python": platform.python_version(),
         "machine": {"processor": processor(), "cores": len(os.sched_getaffinity(0))},
         "seconds": time.perf_counter() - began,
+        "cpu_seconds": sum(os.times()[:4]),  # of this process and of every engine
         "not_run": not_run,
         "results": results,
     }

@@ -10,7 +10,7 @@ RANKS: Final = 2
 
 
 def check_aggregator() -> tuple[list[str], dict[str, Any], list[tuple[str, str]]]:
-    """Rank 0 says twice that a request has ended, rank 1 says nothing. vLLM's aggregator counts words; ours keeps names.
+    """Rank 0 says twice that a request has ended, rank 1 says nothing: vLLM counts words, ours keep names.
 
     The first is no fault of this check: it shows why no request id of ours ever goes that way.
     """
