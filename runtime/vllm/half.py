@@ -13,7 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from kvsweep.ledger import events as e
-from kvsweep.ledger.errors import Busy, LogError
+from kvsweep.ledger.errors import Busy, LogError, Refused
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import RequestKey, int32_view
 from kvsweep.ledger.messages import (
@@ -165,9 +165,7 @@ class SchedulerHalf:
         """
         before = self.pools.engine.get_num_free_blocks()
         self._leave()
-        if not self.driver.idle and self.driver.read_only is None:
-            self.driver.log.flush()
-        self._pump()
+        self._settle_log()
         if self.pools.engine.get_num_free_blocks() > before:
             return True
         if self._passed != self._step:  # once a step
@@ -181,9 +179,8 @@ class SchedulerHalf:
         if self.driver.read_only is not None:
             return []
         reasons = self.driver.pending()
-        if not reasons and not self.driver.idle:
-            self.driver.log.flush()  # blocks wait for nothing but this
-            self._pump()
+        if not reasons:
+            self._settle_log()  # blocks may wait for nothing but this
         return reasons
 
     def rest(self) -> bool:
@@ -253,7 +250,7 @@ class SchedulerHalf:
             # What counts as computed in a first step are hits, and another request may write those in this very step.
             if not new and (whole > managed.sealed or managed.dirty):
                 self._seal(managed, key, whole)
-        except (Busy, LogError):
+        except (Busy, LogError, Refused):
             return  # later, or never: what vLLM computes is in its own blocks all the same
 
     def _alive(self, managed: Managed, table: list[EngineBlock]) -> bool:
@@ -270,7 +267,7 @@ class SchedulerHalf:
             if known is not None and known.life != "CLOSED":
                 return False  # something of the earlier life is not quiet yet: until then vLLM serves this one alone
             key = self.driver.open_request(request_id)
-        except (Busy, LogError):
+        except (Busy, LogError, Refused):
             return False
         managed.begin(key, table)
         self._of_key[key] = managed
@@ -336,6 +333,13 @@ class SchedulerHalf:
             while effects := self.driver.poll():
                 for effect in effects:
                     self._perform(effect)
+
+    def _settle_log(self) -> None:
+        """Wait until the ledger has stored what blocks wait for. Milliseconds, and nothing else can be done."""
+        if not self.driver.idle and self.driver.read_only is None:
+            with contextlib.suppress(LogError):
+                self.driver.log.flush()
+        self._pump()
 
     def _perform(self, effect: object) -> None:
         if isinstance(effect, Release):

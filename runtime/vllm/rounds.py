@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kvsweep.ledger.errors import Busy, LogError
+from kvsweep.ledger.errors import Busy, LogError, Refused
 from kvsweep.ledger.ids import Logical, Rows, no_rows
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.messages import BlockSelection, Retain, Select
@@ -41,8 +41,8 @@ class Rounds:
                 self._keep(managed, request, managed.want, step)
             elif step >= managed.next_round:
                 self._select(managed, request, step)
-        except (Busy, LogError):
-            return
+        except (Busy, LogError, Refused):
+            managed.next_round = step + DRAIN_STEPS  # what was refused stands in the ledger, with the reason
 
     @property
     def needs_scores(self) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from kvsweep.ledger.layout import Layout
 from kvsweep.runtime.vllm.half import SchedulerHalf
@@ -19,7 +20,7 @@ from kvsweep.runtime.vllm.settings import ConnectorSettings
 from kvsweep.runtime.vllm.start import layout_of, open_half, rank_capabilities
 from kvsweep.transports.vllm.attention import layer_tables
 from kvsweep.transports.vllm.memory import RankMemory
-from kvsweep.transports.vllm.messages import Ack, StepMeta, WorkerHandshake
+from kvsweep.transports.vllm.messages import Ack, Scores, StepMeta, WorkerHandshake
 from kvsweep.transports.vllm.worker import WorkerHalf
 
 BLOCK, LAYERS, TOKEN_BYTES = 4, 3, 8
@@ -121,6 +122,7 @@ class Engine:
         self.hashed: dict[str, int] = {}
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []
+        self.random = np.random.default_rng(20260916)
         self.preemptions = self.reads = self.skipped = 0
         self.nodes = [self._rank(rank) for rank in range(self.ranks)]
         cpu = self.settings.cpu_tier(self.blocks)
@@ -199,12 +201,19 @@ class Engine:
             node.half.begin(meta)
             self._forward(node, meta, scheduled)
             ack = pickle.loads(pickle.dumps(node.half.finish()))
+            ack = replace(ack, scores=tuple(self._scores(node.half.rank, meta)))
             joined = ack if joined is None else joined.aggregate(ack)
         for request in [one for one in self.active if one.request_id in scheduled]:
             request.num_computed_tokens += scheduled[request.request_id]
             if request.num_computed_tokens >= request.total:
                 self._finish(request)
         self.half.update(self.lost(joined) if joined is not None else None)
+
+    def _scores(self, rank: int, meta: StepMeta) -> Iterable[Scores]:
+        """Of each layer its own, drawn anew in every round."""
+        for request, blocks, _ in meta.score:
+            values = self.random.random((LAYERS, blocks), dtype=np.float32)
+            yield Scores(request=request, rank=rank, blocks=blocks, values=values.astype("<f4").tobytes())
 
     def _schedule(self) -> dict[str, int]:
         scheduled: dict[str, int] = {}

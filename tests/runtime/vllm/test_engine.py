@@ -10,10 +10,16 @@ from kvsweep import Ledger
 from kvsweep.ledger import events as e
 from kvsweep.ledger.errors import LogError
 from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.ids import RequestKey
 from kvsweep.transports.vllm.messages import Ack
 
 LOSSLESS: dict[str, Any] = {}
 COMPACT = {"mode": "compact", "policy": "recency", "budget": 0.5, "interval": 2, "sink": 1, "recent": 1}
+QUEST = {"mode": "compact", "policy": "quest", "budget": 0.5, "interval": 3, "sink": 1, "recent": 1}
+SHARED = {**QUEST, "tables": "shared"}
+MODES = pytest.mark.parametrize(
+    "extra", [LOSSLESS, COMPACT, QUEST, SHARED], ids=["lossless", "recency", "quest", "quest-shared"]
+)
 
 
 def watched(engine: Engine) -> list[Event]:
@@ -40,7 +46,7 @@ def load(engine: Engine) -> None:
         engine.add(f"r{number}", prompt=5 + 3 * number, output=12 + number, group=f"g{number % 3}")
 
 
-@pytest.mark.parametrize("extra", [LOSSLESS, COMPACT], ids=["lossless", "compact"])
+@MODES
 @pytest.mark.parametrize("prefix", [True, False])
 @pytest.mark.parametrize("blocks", [18, 24, 60])
 def test_every_read_is_right_and_every_block_comes_back(extra: dict[str, Any], prefix: bool, blocks: int) -> None:
@@ -98,6 +104,35 @@ def test_compact_keeps_within_the_budget_and_frees_the_rest() -> None:
     settled(engine)
 
 
+@pytest.mark.parametrize("extra", [QUEST, SHARED], ids=["layer", "shared"])
+def test_blocks_that_were_dropped_come_back_from_the_cpu_tier_and_views_are_packed(extra: dict[str, Any]) -> None:
+    """Scores change from round to round: a layer drops blocks and uploads others; what that scatters is gathered."""
+    engine = Engine(blocks=80, ranks=2, prefix=False, extra=extra)
+    seen = watched(engine)
+    engine.add("r", prompt=16 * BLOCK, output=60)
+    for _ in range(60):
+        engine.step()
+    view = engine.half.driver.state.requests["r"].view
+    assert view is not None
+    lists = {tuple(ids.tolist()) for _, ids in view.logical.items()}
+    assert len(lists) == 1 if extra is SHARED else len(lists) > 1
+    modes = {event.mode for event in seen if isinstance(event, e.RetainPlanned)}
+    assert "shared" in modes if extra is SHARED else {"layer", "pack"} <= modes
+    uploads = [event.logical for event in seen if isinstance(event, e.UploadPlanned)]
+    again = [ids for upload in uploads[1:] for ids in upload.row(0).tolist() if ids in uploads[0].row(0)]
+    early = [ids for upload in uploads[1:] for ids in upload.row(0).tolist() if ids < 16]
+    assert again or early, "something of the prompt was uploaded after the first round"
+    whole = len(engine.half.driver.state.requests["r"].source) // 4
+    owned = engine.half.driver.state.ownership.owned(view_key(engine, "r"), engine.layout)[0]
+    assert owned.size < whole
+    engine.run()
+    settled(engine)
+
+
+def view_key(engine: Engine, request_id: str) -> RequestKey:
+    return engine.half.driver.state.requests[request_id].key
+
+
 def test_a_shared_prefix_is_copied_and_never_written() -> None:
     """Both requests hold the prefix's blocks at once: the second goes by aliases, and loses one reference each."""
     engine = Engine(blocks=60, ranks=1)
@@ -149,7 +184,7 @@ def test_an_abort_in_flight_keeps_what_may_still_be_read() -> None:
 # ---- what ranks say
 
 
-@pytest.mark.parametrize("extra", [LOSSLESS, COMPACT], ids=["lossless", "compact"])
+@MODES
 @pytest.mark.parametrize(
     "faults",
     [{"drop": 0.4}, {"duplicate": 0.6}, {"delay": 0.5}, {"drop": 0.2, "duplicate": 0.2, "delay": 0.2}],
