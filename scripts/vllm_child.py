@@ -96,29 +96,26 @@ def token_of(place: dict[int, Any], sampled: int) -> Token:
 def run(llm: LLM, engine: Engine, batch: Batch, number: int) -> Ran:
     """Submit the batch and step the engine until it has nothing more to do."""
     core, names = llm.llm_engine, [f"batch{number}/{index}" for index in range(len(batch.prompts))]
-    waiting = list(range(len(batch.prompts)))
     before, free_before, began = preemptions(llm), free_blocks(llm), time.perf_counter()
     done: dict[str, Any] = {}
     said = dict.fromkeys(names, 0)
     steps: list[tuple[int, float]] = []
-    turn = 0
-    while waiting or core.has_unfinished_requests():
-        while waiting and turn >= (len(batch.prompts) - len(waiting)) * batch.stagger:
-            index = waiting.pop(0)
-            extra = {"forced": batch.forced[index]} if batch.forced is not None else None
-            params = SamplingParams(
-                temperature=0.0,
-                max_tokens=batch.tokens,
-                ignore_eos=True,
-                detokenize=False,
-                logprobs=engine.logprobs,
-                extra_args=extra,
-            )
-            core.add_request(names[index], TokensPrompt(prompt_token_ids=batch.prompts[index]), params)
+    free: list[int] = []
+    for index, (name, prompt) in enumerate(zip(names, batch.prompts, strict=True)):
+        params = SamplingParams(
+            temperature=0.0,
+            max_tokens=batch.tokens,
+            ignore_eos=True,
+            detokenize=False,
+            logprobs=engine.logprobs,
+            extra_args={"forced": batch.forced[index]} if batch.forced is not None else None,
+        )
+        core.add_request(name, TokensPrompt(prompt_token_ids=prompt), params)
+    while core.has_unfinished_requests():
         at = time.perf_counter()
         outputs = core.step()
         steps.append((len(outputs), time.perf_counter() - at))
-        turn += 1
+        free += [left] if (left := free_blocks(llm)) is not None else []
         for output in outputs:
             done[output.request_id] = output
             said[output.request_id] = len(output.outputs[0].token_ids)
@@ -139,6 +136,7 @@ def run(llm: LLM, engine: Engine, batch: Batch, number: int) -> Ran:
         free_before=free_before,
         free_after=free_blocks(llm),
         steps=steps,
+        free=free,
         seconds=seconds,
         idle_steps=idle,
     )

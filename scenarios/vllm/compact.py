@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
+import statistics
 from typing import Any, Final
 
-from kvsweep.scenarios.vllm.job import BLOCK, Batch, Engine, Ran
+from kvsweep.ledger.replay import Ledger
+from kvsweep.scenarios.vllm.job import Batch, Engine, Ran
 from kvsweep.scenarios.vllm.judge import APPROXIMATE, SAME_ATTENTION, decode_step, deltas, pool_faults, summary_faults
-from kvsweep.scenarios.vllm.kit import Kit
+from kvsweep.scenarios.vllm.kit import Kit, granted_most
 from kvsweep.scenarios.vllm.workload import prompts
 
 TOP: Final = 20  # logprobs of each position
@@ -17,6 +18,7 @@ CAPACITY: Final[dict[str, Any]] = {"blocks": 64, "context": 640, "requests": 16,
 CAPACITY_TOKENS: Final = 128
 BUDGETS: Final = (0.5, 0.25)
 INTERVAL: Final = 16  # engine steps between two rounds of a request
+WARM_UP: Final = 16  # tokens of each request that are not compared: its first round may still be under way
 SINK, RECENT = 1, 2  # blocks
 
 # name, settings; `full` keeps everything: it shows what the tables alone change
@@ -35,16 +37,6 @@ def settings(given: dict[str, Any]) -> dict[str, Any]:
     return {"mode": "compact", "interval": INTERVAL, "sink": SINK, "recent": RECENT} | given
 
 
-def blocks_bound(longest: int, budget: float) -> int:
-    """Blocks that one request may have resident after its first round, in any layer.
-
-    The budget of its whole blocks, and what was written since: the open block and those that filled before the next
-    round. While the first prompt is written it holds them all.
-    """
-    whole = math.ceil(longest / BLOCK)
-    return max(math.ceil(budget * whole), SINK + RECENT) + math.ceil(INTERVAL / BLOCK) + 1
-
-
 def check_quality(kit: Kit) -> tuple[list[str], dict[str, Any], list[tuple[str, str]]]:
     """Stock decodes greedily; every variant is then forced to say the same tokens, and its logprobs are compared."""
     given = prompts(kit.tokens, count=8, shortest=256, longest=704)
@@ -57,7 +49,8 @@ def check_quality(kit: Kit) -> tuple[list[str], dict[str, Any], list[tuple[str, 
         engine = kit.engine(f"quality-{slug(name)}", connector=settings(variant), **QUALITY)
         (ours,) = kit.run(engine, Batch(prompts=given, tokens=QUALITY_TOKENS, forced=forced))
         summary, exact = kit.summary(engine), variant["policy"] == "full"
-        found = deltas(stock, ours, tolerance=SAME_ATTENTION if exact else APPROXIMATE)
+        tolerance, skip = (SAME_ATTENTION, 0) if exact else (APPROXIMATE, WARM_UP)
+        found = deltas(stock, ours, tolerance=tolerance, skip=skip)
         figures[name] = {"deltas": found, "summary": summary}
         faults += [f"{name}: {one}" for one in common_faults(kit, engine, ours, summary, exact=exact)]
         if exact and found.beyond:
@@ -66,12 +59,13 @@ def check_quality(kit: Kit) -> tuple[list[str], dict[str, Any], list[tuple[str, 
             faults.append(f"{name}: logprobs are stock's own: attention read everything")
         rows.append(
             (
-                f"{name}: top-1 agreement, |Δlogprob| mean, p95, largest, over {found.tolerance:g}",
-                f"{found.top1_agreement:.1%}, {found.mean:.2g}, {found.p95:.2g}, {found.largest:.2g}, "
-                f"{found.beyond:.1%} of {found.positions}",
+                f"{name}: top-1 agreement, overlap, |Δlogprob| mean, p95, largest, over {found.tolerance:g}",
+                f"{found.top1_agreement:.1%}, {found.overlap:.1%}, {found.mean:.2g}, {found.p95:.2g}, "
+                f"{found.largest:.2g}, {found.beyond:.1%} of {found.positions}",
             )
         )
-        rows.append((f"{name}: blocks given back, most resident", resident(summary)))
+        rows.append((f"{name}: {RESIDENT}", resident(summary, ours)))
+    rows.append(("stock: blocks of the pool in use while decoding", f"{in_use(stock):.0f}"))
     return faults, figures, rows
 
 
@@ -92,7 +86,7 @@ def check_capacity(kit: Kit) -> tuple[list[str], dict[str, Any], list[tuple[str,
         figures[name] = {**numbers(ours), "summary": summary}
         rows += [
             (f"{name}: preemptions, steps, seconds", words(ours)),
-            (f"{name}: blocks given back", resident(summary)),
+            (f"{name}: {RESIDENT}", resident(summary, ours)),
         ]
         faults += [f"{name}: {one}" for one in common_faults(kit, engine, ours, summary, exact=False)]
         if ours.preemptions >= stock.preemptions:
@@ -101,9 +95,22 @@ def check_capacity(kit: Kit) -> tuple[list[str], dict[str, Any], list[tuple[str,
 
 
 def common_faults(kit: Kit, engine: Engine, ours: Ran, summary: dict[str, Any], *, exact: bool) -> list[str]:
-    """What must hold in every compact run."""
-    found = [*pool_faults(ours), *summary_faults(summary, released=not exact, commits=0 if exact else 1)]
-    return found + kit.replay_faults(engine, summary)
+    """What must hold in every compact run: pool, checksums, ledger, and no more resident than was granted.
+
+    A view has what it had and what was uploaded until the keep that follows: twice the grant at most in any layer.
+    Until the readers of the view before it have ended its blocks are owned too: three times the grant.
+    """
+    found = [*pool_faults(ours), *summary_faults(summary, released=True, commits=1)]
+    found += kit.replay_faults(engine, summary)
+    if exact:
+        return found
+    connector = engine.connector or {}
+    with Ledger.open(connector["ledger"]) as ledger:
+        most, beyond = granted_most(ledger, budget=connector["budget"], least=SINK + RECENT)
+    for what, times in (("resident_blocks_max", 2), ("owned_blocks_max", 3)):
+        if summary[what] > times * most:
+            found.append(f"{what}: expected at most {times * most} ({times} times the grant), got {summary[what]}")
+    return found + beyond
 
 
 def numbers(ran: Ran) -> dict[str, Any]:
@@ -121,8 +128,20 @@ def words(ran: Ran) -> str:
     return f"{ran.preemptions}, {len(ran.steps)}, {ran.seconds:.0f}"
 
 
-def resident(summary: dict[str, Any]) -> str:
-    return f"{summary['released_blocks']:,}, {summary['resident_blocks_max']}"
+RESIDENT: Final = "blocks given back, most resident in a layer, in use while decoding"
+
+
+def resident(summary: dict[str, Any], ran: Ran) -> str:
+    return f"{summary['released_blocks']:,}, {summary['resident_blocks_max']}, {in_use(ran):.0f}"
+
+
+def in_use(ran: Ran) -> float:
+    """Mean blocks of vLLM's pool that were not free, over the steps in which every request got a token."""
+    most = max(count for count, _ in ran.steps)
+    used = [
+        (ran.free_before or 0) - left for (count, _), left in zip(ran.steps, ran.free, strict=True) if count == most
+    ]
+    return statistics.fmean(used)
 
 
 def slug(name: str) -> str:

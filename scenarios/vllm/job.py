@@ -37,7 +37,6 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     tokens: int  # of each request
     forced: list[list[int]] | None = None
     abort: dict[int, int] = {}  # request: after so many of its tokens
-    stagger: int = 0  # steps between two submissions
 
 
 class Token(msgspec.Struct, frozen=True, array_like=True):
@@ -59,6 +58,7 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
     free_before: int | None  # blocks in vLLM's pool; None where the core is in another process
     free_after: int | None
     steps: list[tuple[int, float]]  # requests that got a token, seconds
+    free: list[int] = []  # blocks in vLLM's pool after each step; empty where the core is in another process
     seconds: float
     idle_steps: int  # steps after the last request had ended, until the engine had nothing more to do
 

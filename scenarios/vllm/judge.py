@@ -82,8 +82,8 @@ class Deltas(msgspec.Struct, frozen=True, kw_only=True):
     largest: float
     beyond: float  # part of the positions with more than `tolerance`
     tolerance: float
-    mass: float  # mean probability that the other run gives to stock's best few, over what stock gives to them
-    no_mass: int  # positions where the other run's best few lack one of stock's: not in `mass`
+    overlap: float  # mean part of the probability of stock's best few that the other run gives them too, at least
+    skipped: int  # positions that were left out
 
 
 def deltas(stock: Ran, other: Ran, *, tolerance: float, skip: int = 0) -> Deltas:
@@ -104,7 +104,6 @@ def deltas(stock: Ran, other: Ran, *, tolerance: float, skip: int = 0) -> Deltas
             raise ValueError(f"outputs: expected the same forced tokens, got {a.id} and {b.id}")
         if not math.isfinite(value):
             raise ValueError(f"logprob of token {a.id}: expected numbers, got {a.logprob} and {b.logprob}")
-    ratios = [ratio for ratio in (_mass(a, b) for a, b in pairs) if ratio is not None]
     return Deltas(
         positions=len(pairs),
         top1_agreement=sum(a.first == b.first for a, b in pairs) / len(pairs),
@@ -113,15 +112,19 @@ def deltas(stock: Ran, other: Ran, *, tolerance: float, skip: int = 0) -> Deltas
         largest=max(off),
         beyond=sum(value > tolerance for value in off) / len(off),
         tolerance=tolerance,
-        mass=statistics.fmean(ratios) if ratios else math.nan,
-        no_mass=len(pairs) - len(ratios),
+        overlap=statistics.fmean(_overlap(a, b) for a, b in pairs),
+        skipped=sum(map(len, stock.outputs)) - len(pairs),
     )
 
 
-def _mass(a: Token, b: Token) -> float | None:
-    if not a.top or not a.top.keys() <= b.top.keys():
-        return None
-    return sum(math.exp(b.top[token]) for token in a.top) / sum(math.exp(value) for value in a.top.values())
+FEW = 5
+
+
+def _overlap(a: Token, b: Token) -> float:
+    """A token that is not among the other run's best counts as if it had no probability there."""
+    best = sorted(a.top.items(), key=lambda item: -item[1])[:FEW]
+    both = sum(min(math.exp(value), math.exp(b.top.get(token, -math.inf))) for token, value in best)
+    return both / sum(math.exp(value) for _, value in best)
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):

@@ -75,12 +75,12 @@ class Kit:
         """Fold the engine's ledger from its first event; it has to give the digest that the engine had at its end."""
         with Ledger.open(str((engine.connector or {})["ledger"])) as ledger:
             verified = ledger.verify()
-            twice = committed_twice(ledger)
+            found = [*committed_twice(ledger), *kept_beyond_budget(ledger)]
         if not verified.ok:
             return [f"the ledger does not verify: {verified.message} at {verified.position}"]
         if verified.digest != summary["digest"]:
             return [f"the ledger replays to {verified.digest}, the engine ended at {summary['digest']}"]
-        return twice
+        return found
 
 
 def committed_twice(ledger: Ledger) -> list[str]:
@@ -94,3 +94,31 @@ def committed_twice(ledger: Ledger) -> list[str]:
             found.append(f"operation {event.operation.operation_id} of {event.request} was committed twice")
         seen.add(key)
     return found
+
+
+def kept_beyond_budget(ledger: Ledger) -> list[str]:
+    """Views that keep more blocks of a layer than the selection before them granted, a sentence each."""
+    granted: dict[Any, int] = {}
+    found = []
+    for record in ledger.events(types=("BlocksSelected", "RetainPlanned")):
+        event: Any = record.event
+        if type(event).__name__ == "BlocksSelected":
+            granted[event.request] = event.effective_budget_blocks
+        elif (most := int(max(event.keep.counts))) > granted[event.request]:
+            found.append(f"{event.request} keeps {most} blocks, granted were {granted[event.request]}")
+    return found
+
+
+def granted_most(ledger: Ledger, *, budget: float, least: int) -> tuple[int, list[str]]:
+    """The most blocks that a selection was granted, and those that were granted more than the budget says.
+
+    budget  part of the whole blocks; at `least` that many blocks (the protected ones) are granted in any case
+    """
+    most, found = 0, []
+    for record in ledger.events(types=("BlocksSelected",)):
+        event: Any = record.event
+        most = max(most, event.effective_budget_blocks)
+        bound = max(int(budget * event.whole_blocks), min(least, event.whole_blocks))
+        if event.effective_budget_blocks > bound:
+            found.append(f"{event.request} was granted {event.effective_budget_blocks} of {event.whole_blocks} blocks")
+    return most, found

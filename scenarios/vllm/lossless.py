@@ -11,6 +11,7 @@ from kvsweep.scenarios.vllm.workload import prompts
 
 REQUESTS: Final = 16
 TOKENS: Final = 96
+ABORTED: Final = {3: 20, 9: 50}  # requests that their client gives up, after so many tokens
 COMMITS: Final = 200  # over the four configurations together
 
 # Each pair of values of ranks, prefix caching and chunking occurs once; compiled goes with chunked.
@@ -27,7 +28,7 @@ SHAPE: Final[dict[str, Any]] = {"blocks": 44, "context": 512, "requests": REQUES
 def batch(kit: Kit, *, shared: bool) -> Batch:
     """Sixteen prompts of 72 to 360 tokens; with `shared`, four beginnings of two blocks that four prompts each have."""
     given = prompts(kit.tokens, count=REQUESTS, shortest=72, longest=360, shared=2 * BLOCK if shared else 0, groups=4)
-    return Batch(prompts=given, tokens=TOKENS)
+    return Batch(prompts=given, tokens=TOKENS, abort=ABORTED)
 
 
 def against_stock(

@@ -95,9 +95,9 @@ def test_deltas_of_forced_tokens() -> None:
     assert found.mean == pytest.approx((0.0 + 0.5 + 2.0 + 0.1) / 4)
     assert (found.p95, found.largest) == (2.0, 2.0)
     assert (found.beyond, found.tolerance) == (0.5, 0.4)
-    assert found.no_mass == 1  # where ours ranks another token first, stock's is not among its best few
-    expected = (1.0 + math.exp(-0.5) + math.exp(-0.1)) / 3
-    assert found.mass == pytest.approx(expected)
+    # Where ours ranks another token first, stock's is not among its best few and counts as nothing.
+    assert found.overlap == pytest.approx((1.0 + math.exp(-0.5) + 0.0 + math.exp(-0.1)) / 4)
+    assert (found.skipped, deltas(stock, ours, tolerance=0.4, skip=3).skipped) == (0, 3)
     assert deltas(stock, ours, tolerance=0.4, skip=3).positions == 1
 
 
