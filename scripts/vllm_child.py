@@ -98,7 +98,6 @@ def run(llm: LLM, engine: Engine, batch: Batch, number: int) -> Ran:
     core, names = llm.llm_engine, [f"batch{number}/{index}" for index in range(len(batch.prompts))]
     before, free_before, began = preemptions(llm), free_blocks(llm), time.perf_counter()
     done: dict[str, Any] = {}
-    said = dict.fromkeys(names, 0)
     steps: list[tuple[int, float]] = []
     free: list[int] = []
     for index, (name, prompt) in enumerate(zip(names, batch.prompts, strict=True)):
@@ -118,11 +117,9 @@ def run(llm: LLM, engine: Engine, batch: Batch, number: int) -> Ran:
         free += [left] if (left := free_blocks(llm)) is not None else []
         for output in outputs:
             done[output.request_id] = output
-            said[output.request_id] = len(output.outputs[0].token_ids)
-            index = names.index(output.request_id)
-            if not output.finished and said[output.request_id] >= batch.abort.get(index, batch.tokens + 1):
+            given_up = batch.abort.get(names.index(output.request_id), batch.tokens + 1)
+            if not output.finished and len(output.outputs[0].token_ids) >= given_up:
                 core.abort_request([output.request_id])
-                done[output.request_id] = output
     seconds = time.perf_counter() - began
     idle = settle(core)
     outputs_of = [
