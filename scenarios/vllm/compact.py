@@ -14,8 +14,8 @@ from kvsweep.scenarios.vllm.workload import prompts
 TOP: Final = 20  # logprobs of each position
 QUALITY: Final[dict[str, Any]] = {"blocks": 400, "context": 1024, "requests": 8, "chunked": 512, "logprobs": TOP}
 QUALITY_TOKENS: Final = 96
-CAPACITY: Final[dict[str, Any]] = {"blocks": 64, "context": 640, "requests": 16, "chunked": 512}
-CAPACITY_TOKENS: Final = 128
+CAPACITY: Final[dict[str, Any]] = {"blocks": 97, "context": 512, "requests": 16, "chunked": 512}
+CAPACITY_TOKENS: Final = 192
 BUDGETS: Final = (0.5, 0.25)
 INTERVAL: Final = 16  # engine steps between two rounds of a request
 WARM_UP: Final = 16  # tokens of each request that are not compared: its first round may still be under way
@@ -70,8 +70,11 @@ def check_quality(kit: Kit) -> tuple[list[str], dict[str, Any], list[tuple[str, 
 
 
 def check_capacity(kit: Kit) -> tuple[list[str], dict[str, Any], list[tuple[str, str]]]:
-    """Sixteen requests in a pool that is too small for them: how often vLLM itself has to preempt."""
-    given = prompts(kit.tokens, count=16, shortest=96, longest=448)
+    """Sixteen requests grow in a pool that takes their prompts and not their ends: how often vLLM has to preempt.
+
+    Where prompts fill the pool, vLLM lets requests wait instead, and what is given back lets more of them in.
+    """
+    given = prompts(kit.tokens, count=16, shortest=48, longest=144)
     asked = Batch(prompts=given, tokens=CAPACITY_TOKENS)
     (stock,) = kit.run(kit.engine("capacity-stock", **CAPACITY), asked)
     figures: dict[str, Any] = {"stock": numbers(stock)}
