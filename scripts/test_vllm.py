@@ -49,7 +49,8 @@ def check_installed(wheel: Path) -> Found:
 def arguments(checks: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/test-vllm", description="kvsweep inside an unmodified vLLM.")
     parser.add_argument("--only", action="append", choices=checks, help="a check; may be repeated")
-    parser.add_argument("--record", type=Path, default=ROOT / "build/test-vllm.json", help="where the JSON goes")
+    where = ROOT / "build/test-vllm.json"
+    parser.add_argument("--record", type=Path, default=where, help="where the JSON goes; tables beside it, as .md")
     parser.add_argument("--folder", type=Path, help="keep engines' output, ledgers and summaries here (a new folder)")
     parser.add_argument("--wheel", type=Path, required=True, help=argparse.SUPPRESS)
     parser.add_argument("--source", type=Path, help="take kvsweep from this src folder, not from the installation")
@@ -113,6 +114,7 @@ def main() -> int:
     }
     given.record.parent.mkdir(parents=True, exist_ok=True)
     given.record.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+    given.record.with_suffix(".md").write_text(page_of(results), encoding="utf-8")
     Console(width=None if sys.stdout.isatty() else WIDE).print(table_of(results, not_run))
     console.print(f"record: {given.record}; engines' output, ledgers and summaries: {folder}")
     return 1 if any(result.faults for result in results) else 0
@@ -144,6 +146,19 @@ def table_of(results: list[Result], not_run: list[str]) -> Table:
     for name in not_run:
         table.add_row(name, "", "not run")
     return table
+
+
+def page_of(results: list[Result]) -> str:
+    """The same as Markdown, as docs/vllm.md has it."""
+    parts = []
+    for result in results:
+        outcome = "ok" if not result.faults else f"{len(result.faults)} faults"
+        parts += [f"### `{result.name}`", "", f"{outcome}, {result.seconds:.0f} s.", ""]
+        parts += ["| what | figure |", "| --- | --- |", *(f"| {what} | {figure} |" for what, figure in result.rows)]
+        if result.faults:
+            parts += ["", *(f"- {fault}" for fault in result.faults)]
+        parts.append("")
+    return "\n".join(parts)
 
 
 def processor() -> str:

@@ -59,8 +59,8 @@ def check_quality(kit: Kit) -> tuple[list[str], dict[str, Any], list[tuple[str, 
             faults.append(f"{name}: logprobs are stock's own: attention read everything")
         rows.append(
             (
-                f"{name}: top-1 agreement, overlap, |Δlogprob| mean, p95, largest, over {found.tolerance:g}",
-                f"{found.top1_agreement:.1%}, {found.overlap:.1%}, {found.mean:.2g}, {found.p95:.2g}, "
+                f"{name}: top-1 agreement, overlap; Δ mean, p95, largest, over {found.tolerance:g}",
+                f"{found.top1_agreement:.1%}, {found.overlap:.1%}; {found.mean:.2g}, {found.p95:.2g}, "
                 f"{found.largest:.2g}, {found.beyond:.1%} of {found.positions}",
             )
         )
