@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from kvsweep.ledger import compiled
 from kvsweep.ledger.errors import LayoutError
 from kvsweep.ledger.kept import kept
 
@@ -123,12 +124,17 @@ class Rows(Struct, Generic[S], frozen=True, kw_only=True, array_like=True, dict=
         """Whether the three buffers fit each other; looked at once."""
         known: bool | None = self.__dict__.get("_fits")
         if known is None:
-            try:
-                self.check()
-            except (LayoutError, TypeError, ValueError):
-                return False
-            known = self.__dict__["_fits"] = True
+            known = self.__dict__["_fits"] = self._found_to_fit()
         return known
+
+    def _found_to_fit(self) -> bool:
+        try:
+            if compiled.sets is not None:
+                return bool(compiled.sets.rows_fit(self.layer_bytes, self.row_ptr_bytes, self.id_bytes))
+            self.check()
+        except (LayoutError, TypeError, ValueError):
+            return False
+        return True
 
     def check(self) -> None:
         """Raise LayoutError unless the three buffers fit each other. Decoded rows go through this too."""

@@ -40,6 +40,10 @@ void expect_rows(const Ragged& one, const Ragged& other, const char* argument) {
     }
 }
 
+bool bind_rows_fit(nb::handle layers, nb::handle ptr, nb::handle ids) {
+    return rows_fit(Ids(layers, "layers"), Ids(ptr, "row_ptr"), Ids(ids, "ids"));
+}
+
 std::int64_t bind_unsorted(nb::handle ptr, nb::handle ids) { return first_unsorted(Ragged(ptr, ids, "rows")); }
 
 std::int64_t bind_outside(nb::handle ptr, nb::handle ids, std::int64_t limit) {
@@ -186,6 +190,7 @@ nb::object bind_fullest(nb::handle held, nb::handle blocks, nb::handle rows, nb:
 
 NB_MODULE(_sets, module) {
     using namespace kvsweep;
+    module.def("rows_fit", &bind_rows_fit);
     module.def("first_unsorted", &bind_unsorted);
     module.def("first_outside", &bind_outside);
     module.def("first_beyond", &bind_beyond);

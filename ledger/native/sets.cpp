@@ -67,6 +67,20 @@ std::int32_t largest(const Ids& ids) {
     return most;
 }
 
+bool rows_fit(const Ids& layers, const Ids& ptr, const Ids& ids) {
+    if (ptr.size() != layers.size() + 1 || ptr[0] != 0 || ptr[layers.size()] != ids.size()) {
+        return false;
+    }
+    std::int32_t before = -1;
+    for (std::int64_t row = 0; row < layers.size(); ++row) {
+        if (layers[row] <= before || ptr[row + 1] < ptr[row]) {
+            return false;
+        }
+        before = layers[row];
+    }
+    return true;
+}
+
 std::int64_t first_unsorted(const Ragged& rows) {
     for (std::int64_t row = 0; row < rows.rows(); ++row) {
         const std::int32_t *id = rows.begin(row), *end = rows.end(row);

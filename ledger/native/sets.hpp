@@ -43,6 +43,9 @@ class Marks {
     std::size_t count_;
 };
 
+// Whether layers are ascending from 0 on, and row pointers one more than them, from 0 ascending to the number of ids.
+bool rows_fit(const Ids& layers, const Ids& ptr, const Ids& ids);
+
 // The row of the first offence, or -1.
 std::int64_t first_unsorted(const Ragged& rows);
 std::int64_t first_outside(const Ragged& rows, std::int64_t limit);

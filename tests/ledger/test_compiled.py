@@ -67,6 +67,16 @@ def test_the_order_and_the_bounds_of_rows(lists: list[list[int]]) -> None:
     same(first_beyond, rows(lists), ints([0, 7, 2**31 - 1]))
 
 
+@given(*(st.lists(st.integers(-1, 3), max_size=4),) * 3)
+def test_whether_rows_fit(layers: list[int], row_ptr: list[int], ids: list[int]) -> None:
+    parts = [ints(part).tobytes() for part in (layers, row_ptr, ids)]
+
+    def fit() -> bool:
+        return Rows(layer_bytes=parts[0], row_ptr_bytes=parts[1], id_bytes=parts[2]).fits()
+
+    same(fit)
+
+
 @given(SMALL, SMALL)
 def test_marks_of_rows(one: list[list[int]], other: list[list[int]]) -> None:
     same(first_repeated, rows(one))
