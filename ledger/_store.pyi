@@ -3,15 +3,26 @@
 A ValueError says that an argument is not what is expected; nothing has been done then.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.store_part import Part
 
 Schema = Any  # a capsule
 
 def crc_folds() -> bool: ...
 def crc32(data: bytes, crc: int, fold: bool, /) -> int: ...
-def schema(facts: Sequence[Any], names: Sequence[tuple[int, str]], request: type, operation: type, /) -> Schema: ...
-def encode(schema: Schema, events: object, /) -> tuple[bytes, bytes, tuple[str, ...], bool] | None: ...
+def schema(
+    facts: Sequence[Any],
+    names: Sequence[tuple[int, str]],
+    request: type,
+    operation: type,
+    part: type[Part],
+    otherwise: Callable[[Sequence[Event]], Part],
+    /,
+) -> Schema: ...
+def encoder(schema: Schema, /) -> Callable[[Sequence[Event]], Part]: ...
 def pack(
     schema: Schema, parts: list[tuple[bytes, bytes, list[int]]], first: int, fold: bool, /
 ) -> tuple[bytes, str, bytes, str]: ...

@@ -13,7 +13,6 @@ from msgspec import Struct
 from kvsweep.ledger import store_part
 from kvsweep.ledger.checks import PEER_WORDS
 from kvsweep.ledger.codec import EVENT_TYPES
-from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import Operation, RequestKey, Rows
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.store import Position
@@ -84,24 +83,21 @@ _PLAIN: Final[dict[Any, str]] = {
 class Native:
     """The compiled code with its types. Raises ImportError where it was not built.
 
-    fold  whether checksums are made by carry-less multiplication; None: where the processor has it
+    encode_part  as kvsweep.ledger.store_part.encode_part
+    fold         whether checksums are made by carry-less multiplication; None: where the processor has it
     """
 
     def __init__(self, *, fold: bool | None = None) -> None:
         from kvsweep.ledger import _store
 
-        self._store = _store
-        self._schema = _store.schema(facts(), list(TAG_NAMES.items()), RequestKey, Operation)
+        names = list(TAG_NAMES.items())
+        self._schema = _store.schema(facts(), names, RequestKey, Operation, Part, store_part.encode_part)
+        self._pack = _store.pack
         self._fold = _store.crc_folds() if fold is None else fold
-        self._encode, self._pack = _store.encode, _store.pack
-
-    def encode_part(self, events: Sequence[Event]) -> Part:
-        """See kvsweep.ledger.store_part.encode_part."""
-        found = self._encode(self._schema, events)
-        return store_part.encode_part(events) if found is None else Part(*found)
+        self.encode_part = _store.encoder(self._schema)
 
     def pack_parts(self, parts: Sequence[Part], numbers: Sequence[list[int]], first: Position) -> Packed:
-        """See kvsweep.ledger.store_part.pack_parts."""
+        """As kvsweep.ledger.store_part.pack_parts."""
         told = [(part.data, part.rows, own) for part, own in zip(parts, numbers, strict=True)]
         return self._pack(self._schema, told, first, self._fold)
 

@@ -23,9 +23,10 @@ Schema& schema_in(nb::handle capsule) {
     return *found;
 }
 
-nb::object bind_schema(nb::handle facts, nb::handle names, nb::handle request, nb::handle operation) {
+nb::object bind_schema(nb::handle facts, nb::handle names, nb::handle request, nb::handle operation, nb::handle part,
+                       nb::handle otherwise) {
     auto made = std::make_unique<Schema>(facts, names);
-    made->keys(request, operation);
+    made->types(request, operation, part, otherwise);
     PyObject* capsule = PyCapsule_New(made.get(), schema_name, [](PyObject* self) {
         delete static_cast<Schema*>(PyCapsule_GetPointer(self, schema_name));
     });
@@ -36,8 +37,29 @@ nb::object bind_schema(nb::handle facts, nb::handle names, nb::handle request, n
     return nb::steal(capsule);
 }
 
-nb::object bind_encode(nb::handle schema, nb::handle events) {
-    return schema_in(schema).encode(events);
+// Called for every append: a plain function of one argument that carries its schema costs the least.
+PyObject* encode(PyObject* schema, PyObject* events) noexcept {
+    try {
+        return schema_in(schema).encode(events).release().ptr();
+    } catch (nb::python_error& error) {
+        error.restore();
+    } catch (const std::bad_alloc&) {
+        PyErr_NoMemory();
+    } catch (const std::exception& error) {
+        PyErr_SetString(PyExc_RuntimeError, error.what());
+    }
+    return nullptr;
+}
+
+PyMethodDef encode_method = {"encode_part", encode, METH_O, "Check and encode a batch."};
+
+nb::object bind_encoder(nb::handle schema) {
+    schema_in(schema);
+    PyObject* made = PyCFunction_New(&encode_method, schema.ptr());
+    if (made == nullptr) {
+        nb::raise_python_error();
+    }
+    return nb::steal(made);
 }
 
 struct Bytes {
@@ -151,6 +173,6 @@ NB_MODULE(_store, module) {
     module.def("crc_folds", &crc_folds);
     module.def("crc32", &bind_crc32);
     module.def("schema", &bind_schema);
-    module.def("encode", &bind_encode);
+    module.def("encoder", &bind_encoder);
     module.def("pack", &bind_pack);
 }

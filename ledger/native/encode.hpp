@@ -63,11 +63,11 @@ class Schema {
     // name of every tag.
     Schema(nanobind::handle facts, nanobind::handle names);
 
-    // The types of a life's key and of an operation.
-    void keys(nanobind::handle request, nanobind::handle operation);
+    // The types of a life's key, of an operation and of what is made, and what takes a batch that is not taken here.
+    void types(nanobind::handle request, nanobind::handle operation, nanobind::handle part, nanobind::handle otherwise);
 
-    // (data, rows, names, dense): see store_part. None where an event is of another type, or is not fine, or the
-    // lengths are beyond what a head can say: then the reference says why.
+    // A part: see store_part. Where an event is of another type or is not fine, or a length is beyond what a head can
+    // say, `otherwise` takes the batch or says why not.
     nanobind::object encode(nanobind::handle events);
 
     const std::vector<std::string>& names() const { return names_; }
@@ -84,6 +84,7 @@ class Schema {
     std::vector<std::unique_ptr<Shape>> shapes_;
     std::vector<std::string> names_;  // by tag
     Py_ssize_t request_id_ = 0, request_epoch_ = 0, operation_id_ = 0;
+    nanobind::object part_, otherwise_;
     std::vector<std::uint8_t> kept_ = std::vector<std::uint8_t>(1 << 16);  // of one batch; the lock guards it
     Batch batch_;
 };

@@ -69,7 +69,9 @@ Schema::Schema(nb::handle facts, nb::handle names) {
     }
 }
 
-void Schema::keys(nb::handle request, nb::handle operation) {
+void Schema::types(nb::handle request, nb::handle operation, nb::handle part, nb::handle otherwise) {
+    part_ = nb::borrow(part);
+    otherwise_ = nb::borrow(otherwise);
     request_id_ = slot_of(request, nb::str("request_id"));
     request_epoch_ = slot_of(request, nb::str("request_epoch"));
     operation_id_ = slot_of(operation, nb::str("operation_id"));
