@@ -6,13 +6,15 @@ A ValueError says that an argument is not what is expected; nothing has been don
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from typing_extensions import Buffer
+
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.store_part import Part
 
 Schema = Any  # a capsule
 
 def crc_folds() -> bool: ...
-def crc32(data: bytes, crc: int, fold: bool, /) -> int: ...
+def crc32(data: Buffer, crc: int, fold: bool, /) -> int: ...
 def schema(
     facts: Sequence[Any],
     names: Sequence[tuple[int, str]],

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+from kvsweep.ledger import store_native
 from kvsweep.ledger.codec import RULES
 from kvsweep.ledger.errors import LogCorrupt, LogError, SequenceConflict
 from kvsweep.ledger.event_base import Event
@@ -32,7 +33,6 @@ from kvsweep.ledger.store_commit import Intake, Names
 from kvsweep.ledger.store_fence import STREAMS, Fence
 from kvsweep.ledger.store_file import FAULTS, PAGE_BYTES, drop_lock, take_lock
 from kvsweep.ledger.store_format import pack
-from kvsweep.ledger.store_native import encode_part
 from kvsweep.ledger.store_pace import Pace
 from kvsweep.ledger.store_part import Part
 from kvsweep.ledger.store_read import (
@@ -101,7 +101,7 @@ class SqliteLog:
         expect_position(expected, self._last)
         if not batch:
             return self._last
-        part = encode_part(batch)
+        part = store_native.encode_part(batch)
         following = self._fence.check(batch)
         self.append_parts([part], level=level)
         self._fence.advance(following)

@@ -11,12 +11,12 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from kvsweep.ledger import store_native
 from kvsweep.ledger.codec import decode, decode_batch, decode_group, list_head, split_batch
 from kvsweep.ledger.errors import LogCorrupt, LogError
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.store import Position
 from kvsweep.ledger.store_file import Row
-from kvsweep.ledger.store_native import pack_parts
 from kvsweep.ledger.store_part import Part
 
 SCHEMA: Final = 2
@@ -77,7 +77,7 @@ def pack(parts: Sequence[Part], numbers: Mapping[str, int], first: Position, tim
     time     microseconds since 1970
     """
     own = [[numbers[name] for name in part.names] for part in parts]
-    crcs, plain, body, places = pack_parts(parts, own, first)
+    crcs, plain, body, places = store_native.pack_parts(parts, own, first)
     events = len(crcs) // 4
     crc = crc_of(first, events, time, crcs, plain)
     return Group(first=first, events=events, time=time, crc=crc, crcs=crcs, plain=plain, body=body, places=places)

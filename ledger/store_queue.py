@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol, TypeAlias
 
+from kvsweep.ledger import store_native
 from kvsweep.ledger.errors import LogError
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import RequestKey
@@ -26,7 +27,6 @@ from kvsweep.ledger.store import (
     expect_position,
 )
 from kvsweep.ledger.store_fence import Fence
-from kvsweep.ledger.store_native import encode_part
 from kvsweep.ledger.store_pace import Pace
 from kvsweep.ledger.store_part import Part
 from kvsweep.ledger.store_watch import Watcher, Watchers
@@ -74,6 +74,7 @@ class QueuedLog:
         self._reader: LogStore | None = None
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._watchers = Watchers()
+        self._encode = store_native.encode_part
         self._last = backing.durable()  # handed over
         self._durable: dict[Level, Position] = {"process": self._last, "power": backing.durable("power")}
         # Counted up on one side each, so that no lock is needed: what waits is the difference.
@@ -98,7 +99,7 @@ class QueuedLog:
             expect_position(expected, self._last)
         if not batch:
             return self._last
-        part = encode_part(batch)
+        part = self._encode(batch)
         self._fence.admit(batch, dense=part.dense)
         self._last += len(batch)
         self._given_bytes += len(part.data)

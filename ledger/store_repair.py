@@ -12,6 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from kvsweep.ledger import store_native
 from kvsweep.ledger.errors import LogCorrupt, LogError
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.store import Position, Snapshot
@@ -19,7 +20,6 @@ from kvsweep.ledger.store_chain import UNREAD_COMMIT, Segment, begin, file_of, f
 from kvsweep.ledger.store_commit import Intake, Names
 from kvsweep.ledger.store_file import PAGE_BYTES, Database, drop_lock, expect_whole, take_lock
 from kvsweep.ledger.store_format import pack
-from kvsweep.ledger.store_native import encode_part
 from kvsweep.ledger.store_segment import insert_snapshot
 from kvsweep.ledger.store_wal import has_unread_commit
 
@@ -62,7 +62,7 @@ class _Copy:
         self.first, self.last = header.first, header.first - 1
 
     def add(self, events: list[Event], time: int) -> None:
-        part = encode_part(events)
+        part = store_native.encode_part(events)
         numbers, new = self._names.assign(part.names)
         self._intake.store(pack([part], numbers, self.last + 1, time), new)
         self._names.keep(numbers, new)

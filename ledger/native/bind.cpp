@@ -13,6 +13,7 @@ namespace nb = nanobind;
 namespace kvsweep::ledger {
 namespace {
 
+constexpr std::int64_t most_position = std::int64_t{1} << 62;
 constexpr const char* schema_name = "kvsweep.ledger.schema";
 
 Schema& schema_in(nb::handle capsule) {
@@ -141,8 +142,8 @@ nb::tuple bind_pack(nb::handle schema, nb::list told, std::int64_t first, bool f
         events += part.events;
         bytes += Bytes(one[0]).size - part.start;
     }
-    if (events == 0 || events > std::numeric_limits<std::uint32_t>::max()) {
-        throw std::invalid_argument("parts: expected at least one event");
+    if (events == 0 || events > std::numeric_limits<std::uint32_t>::max() || first < 0 || first > most_position) {
+        throw std::invalid_argument("parts, first: expected at least one event, and a position from 0 to 2^62");
     }
     const bool alone = parts.size() == 1;
     std::uint8_t head[5];
@@ -157,12 +158,16 @@ nb::tuple bind_pack(nb::handle schema, nb::list told, std::int64_t first, bool f
 }
 
 std::uint32_t bind_crc32(nb::handle data, std::uint32_t crc, bool fold) {
-    const Bytes bytes(data);
     if (fold && !crc_folds()) {
         throw std::invalid_argument("fold: expected false on this processor");
     }
-    nb::gil_scoped_release release;
-    return crc32(crc, bytes.data, static_cast<std::size_t>(bytes.size), fold);
+    Py_buffer view;
+    if (PyObject_GetBuffer(data.ptr(), &view, PyBUF_SIMPLE) != 0) {
+        nb::raise_python_error();
+    }
+    crc = crc32(crc, static_cast<const std::uint8_t*>(view.buf), static_cast<std::size_t>(view.len), fold);
+    PyBuffer_Release(&view);
+    return crc;
 }
 
 }  // namespace

@@ -383,12 +383,12 @@ nb::object bytes_of(const std::uint8_t* from, std::size_t bytes) {
 }  // namespace
 
 std::int64_t Batch::number_of(PyObject* name) {
-    const auto found = std::find(names.begin(), names.end(), name);
-    if (found == names.end()) {
+    const auto same = [name](PyObject* other) { return other == name || PyUnicode_Compare(other, name) == 0; };
+    const auto found = std::find_if(names.begin(), names.end(), same) - names.begin();
+    if (found == static_cast<std::ptrdiff_t>(names.size())) {
         names.push_back(name);
-        return static_cast<std::int64_t>(names.size()) - 1;
     }
-    return found - names.begin();
+    return found;
 }
 
 // Rows and bodies of a batch: false where an event is not fine or, of a bounded sink, where there is no room.
@@ -398,7 +398,8 @@ bool Schema::put_batch(Sink& sink, PyObject** events, Py_ssize_t count, Row* row
     batch.names.clear();
     batch.dense = true;
     PyObject* request = nullptr;
-    std::int64_t number = 0, epoch = 0, following = 0;
+    std::int64_t number = 0, epoch = 0;
+    std::uint64_t following = 0;  // a peer's number may be the largest there is
     for (Py_ssize_t at = 0; at < count; ++at) {
         PyObject* event = events[at];
         if (at + 1 < count) {
@@ -420,9 +421,9 @@ bool Schema::put_batch(Sink& sink, PyObject** events, Py_ssize_t count, Row* row
             epoch = PyLong_AsLongLong(in_slot(mine, request_epoch_));
             number = batch.number_of(in_slot(mine, request_id_));
         } else {
-            batch.dense = batch.dense && row.seq == following;
+            batch.dense = batch.dense && static_cast<std::uint64_t>(row.seq) == following;
         }
-        following = row.seq + 1;
+        following = static_cast<std::uint64_t>(row.seq) + 1;
         row.request = number;
         row.epoch = epoch;
         PyObject* operation = fact->operation != 0 ? in_slot(event, fact->operation) : Py_None;
