@@ -4,9 +4,10 @@ Both give the same bytes. What the compiled code does not take, for whatever rea
 it or says what is wrong with it: there is one place where messages are written.
 """
 
+import os
 import types
 from collections.abc import Sequence
-from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from msgspec import Struct
 
@@ -18,7 +19,10 @@ from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.store import Position
 from kvsweep.ledger.store_part import NAMED, TAG_NAMES, Packed, Part
 
-Shape = tuple[object, ...]
+Seen: TypeAlias = tuple[int, int, int]
+"""Inode, device and bytes of a file."""
+
+Shape: TypeAlias = tuple[object, ...]
 """(kind, whether None is allowed, what belongs to the kind); ledger/native/encode.hpp names the kinds."""
 
 
@@ -95,6 +99,7 @@ class Native:
         self._pack = _store.pack
         self._fold = _store.crc_folds() if fold is None else fold
         self.encode_part = _store.encoder(self._schema)
+        self.look = _store.look
 
     def pack_parts(self, parts: Sequence[Part], numbers: Sequence[list[int]], first: Position) -> Packed:
         """As kvsweep.ledger.store_part.pack_parts."""
@@ -102,6 +107,16 @@ class Native:
         return self._pack(self._schema, told, first, self._fold)
 
 
+def _look(path: bytes) -> Seen | None:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_dev, found.st_size
+
+
 _native: Final = Native() if why_not_native() is None else None
 encode_part = store_part.encode_part if _native is None else _native.encode_part
 pack_parts = store_part.pack_parts if _native is None else _native.pack_parts
+look = _look if _native is None else _native.look
+"""(inode, device, bytes) of the file at a path, None where there is none. Raises OSError."""

@@ -1,7 +1,7 @@
 """Run tests against another build of the extensions: `python scripts/sanitize.py EXTENSION… PYTEST-ARGUMENTS…`.
 
-The files are loaded in place of the installed ones before anything imports those. `./check --full` does this with a build
-that has the address and the undefined-behaviour sanitizer in it.
+The files are loaded in place of the installed ones before anything imports those. `./check --full` does this with
+builds that have the address and the undefined-behaviour sanitizer in them.
 """
 
 import importlib.machinery

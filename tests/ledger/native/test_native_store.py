@@ -2,6 +2,7 @@
 
 import enum
 import itertools
+import os
 import subprocess
 import sys
 import zlib
@@ -345,3 +346,20 @@ def test_bodies_alone_are_the_encoders_too(written: Any) -> None:
     part = NATIVE.encode_part(written.events)
     assert part.data[-len(encode_batch(written.events)[-1]) :] == encode_batch(written.events)[-1]
     assert [row[6] for row in ROW.iter_unpack(part.rows)] == [len(body) for body in encode_batch(written.events)]
+
+
+# ---- looking at files
+
+
+def test_a_look_at_a_file_is_that_of_the_reference(tmp_path: Path) -> None:
+    whole, name = tmp_path / "whole", tmp_path / "é \udcff"
+    whole.write_bytes(b"12345")
+    name.write_bytes(b"")
+    for path in (whole, name, tmp_path, tmp_path / "none"):
+        encoded = os.fsencode(path)
+        assert _store.look(encoded) == store_native._look(encoded)
+    assert _store.look(os.fsencode(whole)) == (whole.stat().st_ino, whole.stat().st_dev, 5)
+    assert _store.look(os.fsencode(tmp_path / "none")) is None
+    for look in (_store.look, store_native._look):
+        with pytest.raises(NotADirectoryError, match="below"):
+            look(os.fsencode(whole / "below"))
