@@ -13,7 +13,6 @@ from msgspec import Struct
 
 from kvsweep.ledger import store_part
 from kvsweep.ledger.checks import PEER_WORDS
-from kvsweep.ledger.codec import EVENT_TYPES
 from kvsweep.ledger.ids import Operation, RequestKey, Rows
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.store import Position
@@ -35,21 +34,12 @@ def why_not_native() -> str | None:
     return None
 
 
-class _Unknown(Exception):
-    """A type of field that the compiled code does not know."""
-
-
 def facts() -> list[tuple[object, ...]]:
-    """(type, tag, fields, whether it has an operation, whether it has a rank) of the events that it takes."""
-    told: list[tuple[object, ...]] = []
-    for kind in EVENT_TYPES.values():
-        tag, has_operation, has_rank = NAMED[kind]
-        try:
-            fields = _fields(kind, "word" if kind in PEER_WORDS else "count")
-        except _Unknown:
-            continue
-        told.append((kind, tag, fields, has_operation, has_rank))
-    return told
+    """(type, tag, fields, whether it has an operation, whether it has a rank) of every event."""
+    return [
+        (kind, tag, _fields(kind, "word" if kind in PEER_WORDS else "count"), has_operation, has_rank)
+        for kind, (tag, has_operation, has_rank) in NAMED.items()
+    ]
 
 
 def _fields(kind: type[Struct], integer: str) -> tuple[tuple[str, Shape], ...]:
@@ -70,16 +60,19 @@ def _shape(annotation: Any, integer: str) -> Shape:
         return ("one of", False, arguments)
     if Rows in (annotation, origin):
         return ("rows", False, Rows, _fields(Rows, integer))
-    if isinstance(annotation, type) and issubclass(annotation, Struct) and annotation is not Layout:
+    if origin is tuple and arguments[1:] == (...,):
+        return ("list", False, _shape(arguments[0], integer))
+    if annotation is Layout:
+        return ("checked", False, Layout, _fields(Layout, "word"))
+    if isinstance(annotation, type) and issubclass(annotation, Struct):
         return ("record", False, annotation, _fields(annotation, integer))
-    raise _Unknown(repr(annotation))
+    raise TypeError(f"the compiled code has no form for a field of type {annotation!r}")
 
 
 _PLAIN: Final[dict[Any, str]] = {
     str: "text",
     float: "seconds",
     bytes: "ids",
-    tuple[bytes, ...]: "id lists",
     tuple[tuple[int, int], ...]: "pairs",
 }
 

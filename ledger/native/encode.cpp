@@ -71,11 +71,15 @@ struct Words {
     }
     // Whole words, none of them negative.
     bool fine() const {
-        unsigned char highest = 0;
-        for (Py_ssize_t at = 3; at < bytes; at += 4) {
-            highest |= static_cast<unsigned char>(data[at]);
+        std::uint32_t all = 0;  // by whole words, which the compiler takes many at a time
+        for (Py_ssize_t at = 0; at < bytes / 4; ++at) {
+            std::uint32_t word = 0;
+            std::memcpy(&word, data + 4 * at, 4);
+            all |= word;
         }
-        return bytes % 4 == 0 && highest < 0x80;
+        unsigned char last[4];
+        std::memcpy(last, &all, 4);
+        return bytes % 4 == 0 && last[3] < 0x80;
     }
 };
 
@@ -89,21 +93,6 @@ bool put_ids(Sink& sink, PyObject* value) {
         return false;
     }
     put_bytes(sink, words.data, words.bytes);
-    return true;
-}
-
-template <class Sink>
-bool put_id_lists(Sink& sink, PyObject* value) {
-    if (Sink::checks && !PyTuple_CheckExact(value)) {
-        return false;
-    }
-    const Py_ssize_t items = PyTuple_GET_SIZE(value);
-    put_array(sink, items);
-    for (Py_ssize_t at = 0; at < items; ++at) {
-        if (!put_ids(sink, PyTuple_GET_ITEM(value, at))) {
-            return false;
-        }
-    }
     return true;
 }
 
@@ -179,7 +168,28 @@ bool put_record(Sink& sink, const Shape& shape, PyObject* value) {
     if (!put_fields(sink, shape.fields, value)) {
         return false;
     }
-    return !Sink::checks || shape.kind != Kind::rows || rows_fit(value, shape.fields);
+    if constexpr (Sink::checks) {
+        if (shape.kind == Kind::checked) {
+            sink.later.push_back(value);
+        }
+        return shape.kind != Kind::rows || rows_fit(value, shape.fields);
+    }
+    return true;
+}
+
+template <class Sink>
+bool put_list(Sink& sink, const Shape& shape, PyObject* value) {
+    if (Sink::checks && !PyTuple_CheckExact(value)) {
+        return false;
+    }
+    const Py_ssize_t items = PyTuple_GET_SIZE(value);
+    put_array(sink, items);
+    for (Py_ssize_t at = 0; at < items; ++at) {
+        if (!put_value(sink, *shape.items, PyTuple_GET_ITEM(value, at))) {
+            return false;
+        }
+    }
+    return true;
 }
 
 template <class Sink>
@@ -229,12 +239,13 @@ bool put_value(Sink& sink, const Shape& shape, PyObject* value) {
             return put_choice(sink, shape, value);
         case Kind::ids:
             return put_ids(sink, value);
-        case Kind::id_lists:
-            return put_id_lists(sink, value);
         case Kind::pairs:
             return put_pairs(sink, value);
+        case Kind::list:
+            return put_list(sink, shape, value);
         case Kind::record:
         case Kind::rows:
+        case Kind::checked:
             return put_record(sink, shape, value);
     }
     return false;
@@ -245,6 +256,22 @@ bool put_fact(Sink& sink, const Fact& fact, PyObject* event) {
     put_array(sink, static_cast<Py_ssize_t>(fact.fields.size()) + 1);
     sink.byte(static_cast<std::uint8_t>(fact.tag));
     return put_fields(sink, fact.fields, event);
+}
+
+// Whether each finds nothing wrong with itself. Runs Python, so nothing of ours is in use meanwhile.
+bool all_fine(const std::vector<PyObject*>& later) {
+    std::vector<nb::object> held;
+    for (PyObject* value : later) {
+        held.push_back(nb::borrow(value));
+    }
+    for (const nb::object& value : held) {
+        const nb::object said = nb::steal(PyObject_CallMethod(value.ptr(), "check", nullptr));
+        if (!said) {
+            PyErr_Clear();
+            return false;
+        }
+    }
+    return true;
 }
 
 nb::object bytes_of(const std::uint8_t* from, std::size_t bytes) {
@@ -327,12 +354,14 @@ nb::object Schema::encode(nb::handle events) {
     const nb::object rows = bytes_of(nullptr, static_cast<std::size_t>(count) * sizeof(Row));
     auto* row = reinterpret_cast<Row*>(PyBytes_AS_STRING(rows.ptr()));
     Batch batch = std::move(batch_);  // whatever the garbage collector calls may call this
-    Bounded bounded(kept_.data(), kept_.size());
+    std::vector<PyObject*> later;
+    Bounded bounded(kept_.data(), kept_.size(), later);
     nb::object data;
     if (put_batch(bounded, each, count, row, batch)) {
         data = bytes_of(kept_.data(), bounded.bytes());
     } else {
-        Count counted;
+        later.clear();
+        Count counted(later);
         if (!bounded.full() || !put_batch(counted, each, count, row, batch)) {
             return otherwise_(events);
         }
@@ -352,6 +381,9 @@ nb::object Schema::encode(nb::handle events) {
     }
     const bool dense = batch.dense;
     batch_ = std::move(batch);
+    if (!later.empty() && !all_fine(later)) {
+        return otherwise_(events);
+    }
     PyObject* arguments[] = {data.ptr(), rows.ptr(), names.ptr(), dense ? Py_True : Py_False};
     PyObject* part = PyObject_Vectorcall(part_.ptr(), arguments, 4, nullptr);
     if (part == nullptr) {

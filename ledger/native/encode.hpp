@@ -20,10 +20,11 @@ enum class Kind {
     text,      // str
     one_of,    // str, one of a few
     ids,       // bytes: whole int32 values, none negative
-    id_lists,  // tuple of such
     pairs,     // tuple of (rank, number), ranks ascending
+    list,      // tuple of items of one shape
     record,    // a struct
     rows,      // the struct of ragged ids: layers, row_ptr, ids
+    checked,   // a struct that has a `check` of its own
 };
 
 struct Shape;
@@ -39,6 +40,7 @@ struct Shape {
     nanobind::object type;                // of a record
     std::vector<Field> fields;            // of a record
     std::vector<nanobind::object> texts;  // to choose from
+    Shape* items = nullptr;               // of a list
 };
 
 struct Fact {

@@ -89,18 +89,20 @@ std::vector<Field> Schema::fields_of(nb::handle type, nb::handle told) {
 Shape* Schema::shape_of(nb::handle told) {
     static constexpr std::pair<const char*, Kind> kinds[] = {
         {"count", Kind::count},       {"word", Kind::word},   {"seconds", Kind::seconds}, {"text", Kind::text},
-        {"one of", Kind::one_of},     {"ids", Kind::ids},     {"id lists", Kind::id_lists}, {"pairs", Kind::pairs},
-        {"record", Kind::record},     {"rows", Kind::rows},
+        {"one of", Kind::one_of},     {"ids", Kind::ids},     {"list", Kind::list}, {"pairs", Kind::pairs},
+        {"record", Kind::record},     {"rows", Kind::rows},     {"checked", Kind::checked},
     };
     const auto wanted = nb::cast<std::string>(told[0]);
     for (const auto& [name, kind] : kinds) {
         if (wanted != name) {
             continue;
         }
-        auto* shape = shapes_.emplace_back(std::make_unique<Shape>(Shape{kind, nb::cast<bool>(told[1]), {}, {}, {}})).get();
-        if (kind == Kind::record || kind == Kind::rows) {
+        auto* shape = shapes_.emplace_back(std::make_unique<Shape>(Shape{kind, nb::cast<bool>(told[1]), {}, {}, {}, nullptr})).get();
+        if (kind == Kind::record || kind == Kind::rows || kind == Kind::checked) {
             shape->type = nb::borrow(told[2]);
             shape->fields = fields_of(shape->type, told[3]);
+        } else if (kind == Kind::list) {
+            shape->items = shape_of(told[2]);
         } else if (kind == Kind::one_of) {
             for (nb::handle text : told[2]) {
                 shape->texts.push_back(nb::borrow(text));

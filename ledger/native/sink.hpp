@@ -1,10 +1,13 @@
 // Where what is encoded goes, and msgpack's own forms of numbers and lengths, as short as they can be.
 #pragma once
 
+#include <Python.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 #include "pack.hpp"
 
@@ -26,7 +29,9 @@ std::uint8_t* write_head(std::uint8_t* to, std::uint8_t head, T value) {
 class Bounded {
   public:
     static constexpr bool checks = true;
-    Bounded(std::uint8_t* to, std::size_t bytes) : from_(to), at_(to), end_(to + bytes) {}
+    Bounded(std::uint8_t* to, std::size_t bytes, std::vector<PyObject*>& found)
+        : later(found), from_(to), at_(to), end_(to + bytes) {}
+    std::vector<PyObject*>& later;  // what has to be asked whether it is fine, once this is done
     void put(const void* from, std::size_t bytes) {
         if (room(bytes)) {
             std::memcpy(at_, from, bytes);
@@ -59,6 +64,8 @@ class Bounded {
 class Count {
   public:
     static constexpr bool checks = true;
+    explicit Count(std::vector<PyObject*>& found) : later(found) {}
+    std::vector<PyObject*>& later;
     bool full() const { return false; }
     void put(const void*, std::size_t bytes) { bytes_ += bytes; }
     template <class T>
