@@ -89,7 +89,8 @@ Part part_of(nb::handle data, nb::handle rows, nb::handle numbers, const std::ve
     if (told.size % static_cast<std::int64_t>(sizeof(Row)) != 0 || !PyList_CheckExact(numbers.ptr())) {
         throw std::invalid_argument("part: expected whole rows, and a list of numbers");
     }
-    Part part{bytes.data, 0, reinterpret_cast<const Row*>(told.data), told.size / static_cast<std::int64_t>(sizeof(Row)), {}};
+    const std::int64_t events = told.size / static_cast<std::int64_t>(sizeof(Row));
+    Part part{bytes.data, 0, reinterpret_cast<const Row*>(told.data), events, {}};
     for (Py_ssize_t at = 0; at < PyList_GET_SIZE(numbers.ptr()); ++at) {
         const std::int64_t number = PyLong_AsLongLong(PyList_GET_ITEM(numbers.ptr(), at));
         if (number == -1 && PyErr_Occurred() != nullptr) {
@@ -156,8 +157,8 @@ nb::tuple bind_pack(nb::handle schema, nb::list told, std::int64_t first, bool f
     std::uint8_t head[5];
     nb::object body = alone ? nb::borrow(told[0][0]) : buffer_of(array_head(events, head) + bytes);
     nb::object crcs = buffer_of(4 * events);
-    // Beside a thread that computes, the interpreter's lock comes back after its whole interval of 5 ms: what takes less
-    // than a tenth of that keeps it.
+    // Beside a thread that computes, the interpreter's lock comes back after its whole interval of 5 ms: what takes
+    // less than a tenth of that keeps it.
     std::optional<nb::gil_scoped_release> released;
     if (bytes > kept_lock_bytes) {
         released.emplace();  // bytes do not change, and `told` holds them

@@ -115,7 +115,8 @@ Texts pack(const std::vector<Part>& parts, std::int64_t first, const std::vector
         longest = std::max(longest, name.size());
     }
     const std::size_t line = integers_a_line * (longest_integer + 1) + 16;
-    Lines plain(static_cast<std::size_t>(events) * (line + longest) + 4), places(static_cast<std::size_t>(events) * line + 4);
+    const auto lines = static_cast<std::size_t>(events);
+    Lines plain(lines * (line + longest) + 4), places(lines * line + 4);
     std::uint8_t head[5];
     std::int64_t offset = array_head(events, head), index = 0;
     if (body != nullptr) {

@@ -88,16 +88,17 @@ std::vector<Field> Schema::fields_of(nb::handle type, nb::handle told) {
 
 Shape* Schema::shape_of(nb::handle told) {
     static constexpr std::pair<const char*, Kind> kinds[] = {
-        {"count", Kind::count},       {"word", Kind::word},   {"seconds", Kind::seconds}, {"text", Kind::text},
-        {"one of", Kind::one_of},     {"ids", Kind::ids},     {"list", Kind::list}, {"pairs", Kind::pairs},
-        {"record", Kind::record},     {"rows", Kind::rows},     {"checked", Kind::checked},
+        {"count", Kind::count}, {"word", Kind::word},     {"seconds", Kind::seconds}, {"text", Kind::text},
+        {"one of", Kind::one_of}, {"ids", Kind::ids},     {"pairs", Kind::pairs},     {"list", Kind::list},
+        {"record", Kind::record}, {"rows", Kind::rows},   {"checked", Kind::checked},
     };
     const auto wanted = nb::cast<std::string>(told[0]);
     for (const auto& [name, kind] : kinds) {
         if (wanted != name) {
             continue;
         }
-        auto* shape = shapes_.emplace_back(std::make_unique<Shape>(Shape{kind, nb::cast<bool>(told[1]), {}, {}, {}, nullptr})).get();
+        Shape made{kind, nb::cast<bool>(told[1]), {}, {}, {}, nullptr};
+        Shape* shape = shapes_.emplace_back(std::make_unique<Shape>(std::move(made))).get();
         if (kind == Kind::record || kind == Kind::rows || kind == Kind::checked) {
             shape->type = nb::borrow(told[2]);
             shape->fields = fields_of(shape->type, told[3]);
