@@ -7,9 +7,15 @@ which marks would take too much memory, and whatever is malformed.
 from types import ModuleType
 
 sets: ModuleType | None = None
+_why_not = ""
 try:
     from kvsweep.ledger import _sets
 
     sets = _sets
-except ImportError:  # not built: the reference answers
-    pass
+except ImportError as error:
+    _why_not = f"the extension was not built or does not load ({error})"
+
+
+def why_not_compiled() -> str | None:
+    """Why NumPy answers here; None where it does not."""
+    return _why_not or None

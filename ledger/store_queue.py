@@ -10,9 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol, TypeAlias
 
-from msgspec import Struct
-
-from kvsweep.ledger.codec import Bodies, encode_group
+from kvsweep.ledger import store_native
 from kvsweep.ledger.errors import LogError
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import RequestKey
@@ -30,6 +28,7 @@ from kvsweep.ledger.store import (
 )
 from kvsweep.ledger.store_fence import Fence
 from kvsweep.ledger.store_pace import Pace
+from kvsweep.ledger.store_part import Part
 from kvsweep.ledger.store_watch import Watcher, Watchers
 
 # A larger backlog is stored in several groups, so that acknowledgements keep coming and no row is huge.
@@ -40,7 +39,7 @@ GROUP_BYTES: Final = 2**20
 class Backing(LogStore, Protocol):
     """The store behind the queue; after construction only the queue's thread calls it."""
 
-    def append_encoded(self, batch: Sequence[Event], bodies: Bodies, *, level: Level) -> Position: ...
+    def append_parts(self, parts: Sequence[Part], *, level: Level) -> Position: ...
 
     def following(self, request: RequestKey) -> int: ...
 
@@ -50,12 +49,8 @@ class Backing(LogStore, Protocol):
     def fence(self, look_up: Callable[[RequestKey], int]) -> Fence: ...
 
 
-class _Batch(Struct, frozen=True, gc=False):
-    """What one `append` handed over."""
-
-    events: tuple[Event, ...]
-    bodies: Bodies
-    level: Level
+_Batch: TypeAlias = tuple[Part, Level]
+"""What one `append` handed over."""
 
 
 class _End:
@@ -79,6 +74,7 @@ class QueuedLog:
         self._reader: LogStore | None = None
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._watchers = Watchers()
+        self._encode = store_native.encode_part
         self._last = backing.durable()  # handed over
         self._durable: dict[Level, Position] = {"process": self._last, "power": backing.durable("power")}
         # Counted up on one side each, so that no lock is needed: what waits is the difference.
@@ -103,12 +99,11 @@ class QueuedLog:
             expect_position(expected, self._last)
         if not batch:
             return self._last
-        events = tuple(batch)
-        bodies = encode_group(events)
-        self._fence.admit(events)
-        self._last += len(events)
-        self._given_bytes += len(bodies.data)
-        self._queue.put(_Batch(events, bodies, level))
+        part = self._encode(batch)
+        self._fence.admit(batch, dense=part.dense)
+        self._last += len(batch)
+        self._given_bytes += len(part.data)
+        self._queue.put((part, level))
         return self._last
 
     def durable(self, level: Level = "process") -> Position:
@@ -224,10 +219,10 @@ class QueuedLog:
         group: list[_Batch] = []
         events = size = 0
         item = self._queue.get()
-        while isinstance(item, _Batch):
+        while isinstance(item, tuple):
             group.append(item)
-            events += len(item.events)
-            size += len(item.bodies.data)
+            events += item[0].events
+            size += len(item[0].data)
             if events >= GROUP_EVENTS or size >= GROUP_BYTES:
                 return group, None
             try:
@@ -237,10 +232,8 @@ class QueuedLog:
         return group, item
 
     def _store(self, group: list[_Batch]) -> None:
-        level: Level = "power" if any(batch.level == "power" for batch in group) else "process"
-        events = [event for batch in group for event in batch.events]
-        bodies = Bodies.joined([batch.bodies for batch in group])
-        position = self._backing.append_encoded(events, bodies, level=level)
-        self._stored_bytes += sum(len(batch.bodies.data) for batch in group)
+        level: Level = "power" if any(level == "power" for _, level in group) else "process"
+        position = self._backing.append_parts([part for part, _ in group], level=level)
+        self._stored_bytes += sum(len(part.data) for part, _ in group)
         self._durable = {"process": position, "power": position if level == "power" else self._durable["power"]}
         self._watchers.tell(position)
