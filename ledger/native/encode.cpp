@@ -67,13 +67,13 @@ bool Schema::put_batch(Sink& sink, PyObject** events, Py_ssize_t count, Row* row
             return false;
         }
         // From here on every field is known to be what its shape says.
-        Row row{fact->tag, 0, 0, PyLong_AsLongLong(in_slot(event, fact->seq)), 0, 0,
+        Row row{fact->tag, 0, 0, integer_in(event, fact->seq), 0, 0,
                 static_cast<std::int64_t>(sink.bytes() - before), 0};
         PyObject* mine = in_slot(event, fact->request);
         if (mine != request) {
             batch.dense = request == nullptr;
             request = mine;
-            epoch = PyLong_AsLongLong(in_slot(mine, request_epoch_));
+            epoch = integer_in(mine, request_epoch_);
             number = batch.number_of(in_slot(mine, request_id_));
         } else {
             batch.dense = batch.dense && static_cast<std::uint64_t>(row.seq) == following;
@@ -83,11 +83,11 @@ bool Schema::put_batch(Sink& sink, PyObject** events, Py_ssize_t count, Row* row
         row.epoch = epoch;
         PyObject* operation = fact->operation != 0 ? in_slot(event, fact->operation) : Py_None;
         if (operation != Py_None) {
-            row.operation = PyLong_AsLongLong(in_slot(operation, operation_id_));
+            row.operation = integer_in(operation, operation_id_);
             row.flags |= has_operation;
         }
         if (fact->rank != 0) {
-            row.rank = PyLong_AsLongLong(in_slot(event, fact->rank));
+            row.rank = integer_in(event, fact->rank);
             row.flags |= has_rank;
         }
         rows[at] = row;

@@ -38,13 +38,44 @@ bool put_text(Sink& sink, PyObject* value) {
     return true;
 }
 
+inline PyObject* in_slot(PyObject* object, Py_ssize_t slot) {
+    return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + slot);
+}
+
+// Most ints are one digit of at least 30 bits: those are read where they stand.
+inline bool small_of(PyObject* value, std::int64_t& found) {
+    auto* number = reinterpret_cast<PyLongObject*>(value);
+#if PY_VERSION_HEX >= 0x030C0000
+    if (PyUnstable_Long_IsCompact(number)) {
+        found = PyUnstable_Long_CompactValue(number);
+        return true;
+    }
+#else
+    if (Py_SIZE(value) == 0 || Py_SIZE(value) == 1) {
+        found = Py_SIZE(value) == 0 ? 0 : number->ob_digit[0];
+        return true;
+    }
+#endif
+    return false;
+}
+
 inline bool integer_of(PyObject* value, std::int64_t least, std::int64_t& found) {
     if (!PyLong_CheckExact(value)) {  // a bool is none
         return false;
     }
+    if (small_of(value, found)) {
+        return found >= least;
+    }
     int beyond = 0;
     found = PyLong_AsLongLongAndOverflow(value, &beyond);
     return beyond == 0 && found >= least;
+}
+
+// Of an int that is known to fit.
+inline std::int64_t integer_in(PyObject* object, Py_ssize_t slot) {
+    PyObject* value = in_slot(object, slot);
+    std::int64_t found = 0;
+    return small_of(value, found) ? found : PyLong_AsLongLong(value);
 }
 
 template <class Sink>
@@ -120,10 +151,6 @@ bool put_pairs(Sink& sink, PyObject* value) {
         }
     }
     return true;
-}
-
-inline PyObject* in_slot(PyObject* object, Py_ssize_t slot) {
-    return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + slot);
 }
 
 // Three lists of ids that fit each other: layers ascending, row_ptr from 0 to the number of ids.
