@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol, TypeAlias
 
+from msgspec import Struct
+
 from kvsweep.ledger import store_native
 from kvsweep.ledger.errors import LogError
 from kvsweep.ledger.event_base import Event
@@ -49,8 +51,11 @@ class Backing(LogStore, Protocol):
     def fence(self, look_up: Callable[[RequestKey], int]) -> Fence: ...
 
 
-_Batch: TypeAlias = tuple[Part, Level]
-"""What one `append` handed over."""
+class _Batch(Struct, frozen=True, gc=False):
+    """What one `append` handed over. Nothing that the collector counts: it would run on the serving thread."""
+
+    part: Part
+    level: Level
 
 
 class _End:
@@ -103,7 +108,7 @@ class QueuedLog:
         self._fence.admit(batch, dense=part.dense)
         self._last += len(batch)
         self._given_bytes += len(part.data)
-        self._queue.put((part, level))
+        self._queue.put(_Batch(part, level))
         return self._last
 
     def durable(self, level: Level = "process") -> Position:
@@ -219,10 +224,10 @@ class QueuedLog:
         group: list[_Batch] = []
         events = size = 0
         item = self._queue.get()
-        while isinstance(item, tuple):
+        while isinstance(item, _Batch):
             group.append(item)
-            events += item[0].events
-            size += len(item[0].data)
+            events += item.part.events
+            size += len(item.part.data)
             if events >= GROUP_EVENTS or size >= GROUP_BYTES:
                 return group, None
             try:
@@ -232,8 +237,8 @@ class QueuedLog:
         return group, item
 
     def _store(self, group: list[_Batch]) -> None:
-        level: Level = "power" if any(level == "power" for _, level in group) else "process"
-        position = self._backing.append_parts([part for part, _ in group], level=level)
-        self._stored_bytes += sum(len(part.data) for part, _ in group)
+        level: Level = "power" if any(batch.level == "power" for batch in group) else "process"
+        position = self._backing.append_parts([batch.part for batch in group], level=level)
+        self._stored_bytes += sum(len(batch.part.data) for batch in group)
         self._durable = {"process": position, "power": position if level == "power" else self._durable["power"]}
         self._watchers.tell(position)

@@ -1,262 +1,15 @@
 #include "encode.hpp"
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 #include <utility>
 
 #include "sink.hpp"
+#include "values.hpp"
 
 namespace nb = nanobind;
 
 namespace kvsweep::ledger {
 namespace {
-
-template <class Sink>
-bool put_text(Sink& sink, PyObject* value) {
-    if (Sink::checks && !PyUnicode_CheckExact(value)) {
-        return false;
-    }
-    Py_ssize_t bytes = 0;
-    const char* from = PyUnicode_AsUTF8AndSize(value, &bytes);
-    if (from == nullptr) {  // half a surrogate pair
-        PyErr_Clear();
-        return false;
-    }
-    if (Sink::checks && static_cast<std::uint64_t>(bytes) > most_bytes) {
-        return false;
-    }
-    if (bytes < 0x20) {
-        sink.byte(static_cast<std::uint8_t>(0xA0 | bytes));
-    } else if (bytes <= 0xFF) {
-        sink.big_endian(0xD9, static_cast<std::uint8_t>(bytes));
-    } else if (bytes <= 0xFFFF) {
-        sink.big_endian(0xDA, static_cast<std::uint16_t>(bytes));
-    } else {
-        sink.big_endian(0xDB, static_cast<std::uint32_t>(bytes));
-    }
-    sink.put(from, static_cast<std::size_t>(bytes));
-    return true;
-}
-
-bool integer_of(PyObject* value, std::int64_t least, std::int64_t& found) {
-    if (!PyLong_CheckExact(value)) {  // a bool is none
-        return false;
-    }
-    int beyond = 0;
-    found = PyLong_AsLongLongAndOverflow(value, &beyond);
-    return beyond == 0 && found >= least;
-}
-
-template <class Sink>
-bool put_number(Sink& sink, PyObject* value, std::int64_t least) {
-    std::int64_t found = 0;
-    if (!integer_of(value, least, found)) {
-        return false;
-    }
-    put_integer(sink, found);
-    return true;
-}
-
-// Little-endian words that borrow an object's bytes.
-struct Words {
-    const char* data;
-    Py_ssize_t bytes;
-
-    explicit Words(PyObject* value) : data(PyBytes_AS_STRING(value)), bytes(PyBytes_GET_SIZE(value)) {}
-    Py_ssize_t count() const { return bytes / 4; }
-    std::int32_t operator[](Py_ssize_t at) const {
-        const auto* from = reinterpret_cast<const unsigned char*>(data) + 4 * at;
-        return static_cast<std::int32_t>(from[0] | from[1] << 8 | from[2] << 16 | std::uint32_t{from[3]} << 24);
-    }
-    // Whole words, none of them negative.
-    bool fine() const {
-        std::uint32_t all = 0;  // by whole words, which the compiler takes many at a time
-        for (Py_ssize_t at = 0; at < bytes / 4; ++at) {
-            std::uint32_t word = 0;
-            std::memcpy(&word, data + 4 * at, 4);
-            all |= word;
-        }
-        unsigned char last[4];
-        std::memcpy(last, &all, 4);
-        return bytes % 4 == 0 && last[3] < 0x80;
-    }
-};
-
-template <class Sink>
-bool put_ids(Sink& sink, PyObject* value) {
-    if (Sink::checks && !PyBytes_CheckExact(value)) {
-        return false;
-    }
-    const Words words(value);
-    if (Sink::checks && (static_cast<std::uint64_t>(words.bytes) > most_bytes || !words.fine())) {
-        return false;
-    }
-    put_bytes(sink, words.data, words.bytes);
-    return true;
-}
-
-template <class Sink>
-bool put_pairs(Sink& sink, PyObject* value) {
-    if (Sink::checks && !PyTuple_CheckExact(value)) {
-        return false;
-    }
-    const Py_ssize_t items = PyTuple_GET_SIZE(value);
-    put_array(sink, items);
-    std::int64_t before = -1;
-    for (Py_ssize_t at = 0; at < items; ++at) {
-        PyObject* pair = PyTuple_GET_ITEM(value, at);
-        if (Sink::checks && (!PyTuple_CheckExact(pair) || PyTuple_GET_SIZE(pair) != 2)) {
-            return false;
-        }
-        std::int64_t rank = 0;
-        if (!integer_of(PyTuple_GET_ITEM(pair, 0), before + 1, rank) || rank == INT64_MAX) {
-            return false;
-        }
-        before = rank;
-        put_array(sink, 2);
-        put_integer(sink, rank);
-        if (!put_number(sink, PyTuple_GET_ITEM(pair, 1), 0)) {
-            return false;
-        }
-    }
-    return true;
-}
-
-PyObject* in_slot(PyObject* object, Py_ssize_t slot) {
-    return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + slot);
-}
-
-// Three lists of ids that fit each other: layers ascending, row_ptr from 0 to the number of ids.
-bool rows_fit(PyObject* value, const std::vector<Field>& fields) {
-    const Words layers(in_slot(value, fields[0].slot)), row_ptr(in_slot(value, fields[1].slot));
-    const Words ids(in_slot(value, fields[2].slot));
-    if (row_ptr.count() != layers.count() + 1 || row_ptr[0] != 0 || row_ptr[layers.count()] != ids.count()) {
-        return false;
-    }
-    bool fine = true;
-    for (Py_ssize_t row = 0; row < layers.count(); ++row) {
-        fine = fine && row_ptr[row] <= row_ptr[row + 1] && (row == 0 || layers[row - 1] < layers[row]);
-    }
-    return fine;
-}
-
-template <class Sink>
-bool put_value(Sink& sink, const Shape& shape, PyObject* value);
-
-template <class Sink>
-bool put_fields(Sink& sink, const std::vector<Field>& fields, PyObject* object) {
-    // Facts lie all over the heap: their parts are asked for together rather than one after the other.
-    for (const Field& field : fields) {
-        __builtin_prefetch(in_slot(object, field.slot));
-    }
-    for (const Field& field : fields) {
-        PyObject* value = in_slot(object, field.slot);
-        if ((Sink::checks && value == nullptr) || !put_value(sink, *field.shape, value)) {
-            return false;
-        }
-    }
-    return true;
-}
-
-template <class Sink>
-bool put_record(Sink& sink, const Shape& shape, PyObject* value) {
-    if (Sink::checks && reinterpret_cast<PyObject*>(Py_TYPE(value)) != shape.type.ptr()) {
-        return false;
-    }
-    put_array(sink, static_cast<Py_ssize_t>(shape.fields.size()));
-    if (!put_fields(sink, shape.fields, value)) {
-        return false;
-    }
-    if constexpr (Sink::checks) {
-        if (shape.kind == Kind::checked) {
-            sink.later.push_back(value);
-        }
-        return shape.kind != Kind::rows || rows_fit(value, shape.fields);
-    }
-    return true;
-}
-
-template <class Sink>
-bool put_list(Sink& sink, const Shape& shape, PyObject* value) {
-    if (Sink::checks && !PyTuple_CheckExact(value)) {
-        return false;
-    }
-    const Py_ssize_t items = PyTuple_GET_SIZE(value);
-    put_array(sink, items);
-    for (Py_ssize_t at = 0; at < items; ++at) {
-        if (!put_value(sink, *shape.items, PyTuple_GET_ITEM(value, at))) {
-            return false;
-        }
-    }
-    return true;
-}
-
-template <class Sink>
-bool put_choice(Sink& sink, const Shape& shape, PyObject* value) {
-    if (Sink::checks) {
-        bool known = false;
-        for (const nb::object& text : shape.texts) {
-            known = known || text.ptr() == value;
-        }
-        for (auto text = shape.texts.begin(); !known && text != shape.texts.end(); ++text) {
-            known = PyUnicode_CheckExact(value) && PyUnicode_Compare(text->ptr(), value) == 0;
-        }
-        if (!known) {
-            return false;
-        }
-    }
-    return put_text(sink, value);
-}
-
-template <class Sink>
-bool put_value(Sink& sink, const Shape& shape, PyObject* value) {
-    if (shape.optional && value == Py_None) {
-        sink.byte(0xC0);
-        return true;
-    }
-    switch (shape.kind) {
-        case Kind::count:
-            return put_number(sink, value, 0);
-        case Kind::word:
-            return put_number(sink, value, INT64_MIN);
-        case Kind::seconds: {
-            if (Sink::checks && !PyFloat_CheckExact(value)) {
-                return false;
-            }
-            const double seconds = PyFloat_AS_DOUBLE(value);
-            if (Sink::checks && !(std::isfinite(seconds) && seconds >= 0)) {
-                return false;
-            }
-            std::uint64_t bits = 0;
-            std::memcpy(&bits, &seconds, sizeof bits);
-            sink.big_endian(0xCB, bits);
-            return true;
-        }
-        case Kind::text:
-            return put_text(sink, value);
-        case Kind::one_of:
-            return put_choice(sink, shape, value);
-        case Kind::ids:
-            return put_ids(sink, value);
-        case Kind::pairs:
-            return put_pairs(sink, value);
-        case Kind::list:
-            return put_list(sink, shape, value);
-        case Kind::record:
-        case Kind::rows:
-        case Kind::checked:
-            return put_record(sink, shape, value);
-    }
-    return false;
-}
-
-template <class Sink>
-bool put_fact(Sink& sink, const Fact& fact, PyObject* event) {
-    put_array(sink, static_cast<Py_ssize_t>(fact.fields.size()) + 1);
-    sink.byte(static_cast<std::uint8_t>(fact.tag));
-    return put_fields(sink, fact.fields, event);
-}
 
 // Whether each finds nothing wrong with itself. Runs Python, so nothing of ours is in use meanwhile.
 bool all_fine(const std::vector<PyObject*>& later) {
@@ -314,13 +67,13 @@ bool Schema::put_batch(Sink& sink, PyObject** events, Py_ssize_t count, Row* row
             return false;
         }
         // From here on every field is known to be what its shape says.
-        Row row{fact->tag, 0, 0, PyLong_AsLongLong(in_slot(event, fact->seq)), 0, 0,
+        Row row{fact->tag, 0, 0, integer_in(event, fact->seq), 0, 0,
                 static_cast<std::int64_t>(sink.bytes() - before), 0};
         PyObject* mine = in_slot(event, fact->request);
         if (mine != request) {
             batch.dense = request == nullptr;
             request = mine;
-            epoch = PyLong_AsLongLong(in_slot(mine, request_epoch_));
+            epoch = integer_in(mine, request_epoch_);
             number = batch.number_of(in_slot(mine, request_id_));
         } else {
             batch.dense = batch.dense && static_cast<std::uint64_t>(row.seq) == following;
@@ -330,16 +83,34 @@ bool Schema::put_batch(Sink& sink, PyObject** events, Py_ssize_t count, Row* row
         row.epoch = epoch;
         PyObject* operation = fact->operation != 0 ? in_slot(event, fact->operation) : Py_None;
         if (operation != Py_None) {
-            row.operation = PyLong_AsLongLong(in_slot(operation, operation_id_));
+            row.operation = integer_in(operation, operation_id_);
             row.flags |= has_operation;
         }
         if (fact->rank != 0) {
-            row.rank = PyLong_AsLongLong(in_slot(event, fact->rank));
+            row.rank = integer_in(event, fact->rank);
             row.flags |= has_rank;
         }
         rows[at] = row;
     }
     return true;
+}
+
+// The latest single name's is kept: most batches are of one life, and often the next is of the same.
+nb::object Schema::names_of(const std::vector<PyObject*>& names) {
+    if (names.size() == 1 && latest_.is_valid() && PyTuple_GET_ITEM(latest_.ptr(), 0) == names[0]) {
+        return latest_;
+    }
+    nb::object made = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(names.size())));
+    if (!made) {
+        nb::raise_python_error();
+    }
+    for (std::size_t at = 0; at < names.size(); ++at) {
+        PyTuple_SET_ITEM(made.ptr(), static_cast<Py_ssize_t>(at), nb::handle(names[at]).inc_ref().ptr());
+    }
+    if (names.size() == 1) {
+        latest_ = made;
+    }
+    return made;
 }
 
 nb::object Schema::encode(nb::handle events) {
@@ -372,13 +143,7 @@ nb::object Schema::encode(nb::handle events) {
             put_fact(sink, *fact_of(Py_TYPE(each[at])), each[at]);
         }
     }
-    nb::object names = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(batch.names.size())));
-    if (!names) {
-        nb::raise_python_error();
-    }
-    for (std::size_t at = 0; at < batch.names.size(); ++at) {
-        PyTuple_SET_ITEM(names.ptr(), static_cast<Py_ssize_t>(at), nb::handle(batch.names[at]).inc_ref().ptr());
-    }
+    const nb::object names = names_of(batch.names);
     const bool dense = batch.dense;
     batch_ = std::move(batch);
     if (!later.empty() && !all_fine(later)) {

@@ -77,6 +77,7 @@ class Schema {
   private:
     template <class Sink>
     bool put_batch(Sink& sink, PyObject** events, Py_ssize_t count, Row* rows, Batch& batch) const;
+    nanobind::object names_of(const std::vector<PyObject*>& names);
     const Fact* fact_of(PyTypeObject* type) const;
     Shape* shape_of(nanobind::handle told);
     std::vector<Field> fields_of(nanobind::handle type, nanobind::handle told);
@@ -86,7 +87,7 @@ class Schema {
     std::vector<std::unique_ptr<Shape>> shapes_;
     std::vector<std::string> names_;  // by tag
     Py_ssize_t request_id_ = 0, request_epoch_ = 0, operation_id_ = 0;
-    nanobind::object part_, otherwise_;
+    nanobind::object part_, otherwise_, latest_;
     std::vector<std::uint8_t> kept_ = std::vector<std::uint8_t>(1 << 16);  // of one batch; the lock guards it
     Batch batch_;
 };

@@ -142,12 +142,15 @@ WRONG: list[Any] = [
     (b"123",), (1,), ((0, 1),), ((1, 1), (0, 1)), ((0, 1), (0, 2)), ((0, -1),), ((0, 1, 2),), ([0, 1],), ((2**63, 1),),
     ((2**63 - 1, 1),), RequestKey("", 0), RequestKey("r", -1), RequestKey(1, 1), ("r", 1), OP, Measured(),  # type: ignore[arg-type]
     Operation(request=("r", 1), operation_id=1, pool_generation=1, map_revision=0),  # type: ignore[arg-type]
-    Operation(request=KEY, operation_id=-1, pool_generation=1, map_revision=0), Measured(wait_s=1), Measured(wait_s=-1),
+    Operation(request=KEY, operation_id=-1, pool_generation=1, map_revision=0), Measured(wait_s=1),
+    Measured(wait_s=-1.0), Measured(plan_s=float("inf")), Measured(wait_s=float("nan")),
     *(
         Rows(layer_bytes=layer, row_ptr_bytes=row_ptr, id_bytes=ids)
         for layer, row_ptr, ids in itertools.product(
-            (b"", b"\0\0\0\0", b"\1\0\0\0\0\0\0\0", b"\xff\xff\xff\xff", b"1"),
-            (b"", b"\0\0\0\0", b"\0\0\0\0\1\0\0\0", b"\1\0\0\0\1\0\0\0", b"\0\0\0\0\1\0\0\0\0\0\0\0", b"12"),
+            (b"", b"\0\0\0\0", b"\1\0\0\0\0\0\0\0", b"\0\0\0\0\1\0\0\0", b"\1\0\0\0\1\0\0\0",
+             b"\xff\xff\xff\xff", b"1"),
+            (b"", b"\0\0\0\0", b"\0\0\0\0\1\0\0\0", b"\1\0\0\0\1\0\0\0", b"\0\0\0\0\1\0\0\0\0\0\0\0",
+             b"\0\0\0\0\0\0\0\0\1\0\0\0", b"12"),
             (b"", b"\7\0\0\0", b"\0\0\0\x80"),
         )
     ),
