@@ -132,7 +132,9 @@ def _draft(batch: Batch, context: Context, command: Select) -> Draft | Operation
     expect_ranks(batch.state, "upload", selection.selection_revision)
     shared_table, revision = not settings.retain.layer_tables, selection.selection_revision
     if tokens is None:
-        plan = plan_upload(request, selection, layout, shared_table=shared_table, kernels=context.kernels)
+        plan = plan_upload(
+            request, selection, layout, shared_table=shared_table, adopt=command.adopt, kernels=context.kernels
+        )
     else:
         plan = plan_tokens(selection.logical_blocks_by_layer, shared_table=shared_table)
     if plan.upload.size == 0:
@@ -172,7 +174,9 @@ def select(
         )
     new = reserved.device if reserved is not None and reserved.device is not None else (b"",) * layout.groups
     copied = reserved.cpu_copy if reserved is not None else b""
-    destination = placement.areas(tuple(int32_view(blocks) for blocks in new), layout)
+    destination = placement.areas(
+        tuple(int32_view(blocks) for blocks in new), layout, scatter=settings.transfer.scatter
+    )
     _begin(batch, command)
     operation = next_operation(batch.state, request)
     batch.emit(

@@ -85,12 +85,17 @@ class Placement(Struct, frozen=True, kw_only=True):
     new_blocks: tuple[int, ...]  # to reserve, a count a group
     vacant: int  # vacant areas that could be used
 
-    def areas(self, reserved: tuple[Int32, ...], layout: Layout) -> Rows[Physical]:
-        """Destination areas once the new blocks are known: each layer takes its own area of them, in order."""
+    def areas(self, reserved: tuple[Int32, ...], layout: Layout, *, scatter: bool = False) -> Rows[Physical]:
+        """Destination areas once the new blocks are known: each layer takes its own area of them, in order.
+
+        scatter  each layer begins at another one of them, so that layers read different blocks for one logical block
+        """
         if not self.missing.any():
             return self.chosen
         groups = layout.group_of_layer[self.chosen.layers]
         parts = [reserved[group][:count] for group, count in zip(groups.tolist(), self.missing.tolist(), strict=True)]
+        if scatter:
+            parts = [np.roll(part, row) for row, part in enumerate(parts)]
         new: Rows[Physical] = Rows(
             layer_bytes=self.chosen.layer_bytes,
             row_ptr_bytes=ends_of(self.missing).tobytes(),

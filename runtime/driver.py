@@ -45,7 +45,7 @@ from kvsweep.ledger.messages import (
     Turn,
 )
 from kvsweep.ledger.state import EMPTY, Residency, State, residency
-from kvsweep.ledger.store import LogStore, QueueBounds, Rotation, Snapshot, open_log
+from kvsweep.ledger.store import LogStore, Snapshot
 from kvsweep.runtime.clock import Clock, MachineClock, TurnClock
 from kvsweep.runtime.core import Core, Message
 from kvsweep.runtime.deadlines import Deadlines, settling, silent
@@ -55,6 +55,7 @@ from kvsweep.runtime.outbox import Outbox
 from kvsweep.runtime.recovery import Folded, pools_of, recovered
 from kvsweep.runtime.settings import Settings
 from kvsweep.runtime.steps import HandedOut
+from kvsweep.runtime.stores import open_store
 from kvsweep.runtime.well_formed import expect_key
 from kvsweep.runtime.world import World as World
 from kvsweep.transports.handshake import Capabilities, differences
@@ -320,6 +321,17 @@ class Driver:
         """Digest over all events so far and the state they gave."""
         return self._digest.value(self.state)
 
+    def record_digest(self) -> str:
+        """Record the digest of the state as it is, and wait until all of it is stored. Returns the digest.
+
+        For moments of rest of a process that may be ended without a word. Raises LogError.
+        """
+        self.expect_writable()
+        digest = self.digest()
+        self._record_digest()
+        self.log.flush()
+        return digest
+
     def close(self) -> None:
         """Record the last digest, wait until everything is stored, and close the log.
 
@@ -377,20 +389,6 @@ class Driver:
         self._take(
             self.core.fact(e.DigestRecorded(request=POOL, seq=self.state.pool.seq, position=position, digest=digest))
         )
-
-
-def open_store(settings: Settings) -> LogStore:
-    """The store that the settings name. Raises SettingsError or LogError as `open_log` does."""
-    log = settings.log
-    bounds = QueueBounds(bytes=log.queue_bytes, events=log.queue_events)
-    rotation = Rotation(
-        snapshot_events=log.snapshot_events,
-        file_bytes=log.file_bytes,
-        file_s=log.file_s,
-        keep_bytes=log.keep_bytes,
-        keep_s=log.keep_s,
-    )
-    return open_log(log.url, queue=bounds if log.writer == "thread" else None, rotation=rotation)
 
 
 def _timed(event: Event, plan_s: float) -> Event:
