@@ -60,8 +60,14 @@ class SealTail(Struct, frozen=True, kw_only=True):
 
 
 class Select(Struct, frozen=True, kw_only=True):
+    """Upload what the view lacks of the selection. Clean tail blocks that are wanted become slots without a copy.
+
+    `adopt` False copies those too, from the CPU: for tail blocks that are only lent, which a view must not keep.
+    """
+
     selection: BlockSelection
     idempotency_key: str
+    adopt: bool = True
 
 
 class Retain(Struct, frozen=True, kw_only=True):

@@ -1,7 +1,5 @@
 """Select: plan the difference, then either publish a keep map (zero bytes) or start one transfer, in one batch."""
 
-import hashlib
-
 import msgspec
 import numpy as np
 from msgspec import Struct
@@ -10,6 +8,7 @@ from kvsweep.ledger import events as e
 from kvsweep.ledger.errors import Refused
 from kvsweep.ledger.event_base import LaneName, SourceKind
 from kvsweep.ledger.fold import legal_now
+from kvsweep.ledger.hashing import sha256
 from kvsweep.ledger.ids import Operation, Physical, RequestKey, Rows, Slot, Source, Token, int32_view, no_rows
 from kvsweep.ledger.messages import (
     BlockSelection,
@@ -49,7 +48,7 @@ class CannotPlan(Exception):
 
 def selection_digest(selection: BlockSelection) -> str:
     """SHA-256 of the whole selection: what the log names instead of scores and tails."""
-    return hashlib.sha256(msgspec.msgpack.encode(selection, order="deterministic")).hexdigest()
+    return sha256(msgspec.msgpack.encode(selection, order="deterministic")).hex()
 
 
 def next_operation(state: State, request: RequestState) -> Operation:
@@ -133,7 +132,9 @@ def _draft(batch: Batch, context: Context, command: Select) -> Draft | Operation
     expect_ranks(batch.state, "upload", selection.selection_revision)
     shared_table, revision = not settings.retain.layer_tables, selection.selection_revision
     if tokens is None:
-        plan = plan_upload(request, selection, layout, shared_table=shared_table, kernels=context.kernels)
+        plan = plan_upload(
+            request, selection, layout, shared_table=shared_table, adopt=command.adopt, kernels=context.kernels
+        )
     else:
         plan = plan_tokens(selection.logical_blocks_by_layer, shared_table=shared_table)
     if plan.upload.size == 0:
@@ -173,7 +174,9 @@ def select(
         )
     new = reserved.device if reserved is not None and reserved.device is not None else (b"",) * layout.groups
     copied = reserved.cpu_copy if reserved is not None else b""
-    destination = placement.areas(tuple(int32_view(blocks) for blocks in new), layout)
+    destination = placement.areas(
+        tuple(int32_view(blocks) for blocks in new), layout, scatter=settings.transfer.scatter
+    )
     _begin(batch, command)
     operation = next_operation(batch.state, request)
     batch.emit(

@@ -45,7 +45,7 @@ from kvsweep.ledger.messages import (
     Turn,
 )
 from kvsweep.ledger.state import EMPTY, Residency, State, residency
-from kvsweep.ledger.store import LogStore, QueueBounds, Rotation, Snapshot, open_log
+from kvsweep.ledger.store import LogStore, Snapshot
 from kvsweep.runtime.clock import Clock, MachineClock, TurnClock
 from kvsweep.runtime.core import Core, Message
 from kvsweep.runtime.deadlines import Deadlines, settling, silent
@@ -55,6 +55,7 @@ from kvsweep.runtime.outbox import Outbox
 from kvsweep.runtime.recovery import Folded, pools_of, recovered
 from kvsweep.runtime.settings import Settings
 from kvsweep.runtime.steps import HandedOut
+from kvsweep.runtime.stores import open_store
 from kvsweep.runtime.well_formed import expect_key
 from kvsweep.runtime.world import World as World
 from kvsweep.transports.handshake import Capabilities, differences
@@ -63,6 +64,9 @@ from kvsweep.transports.pools import Pools
 Reports = Done | Acknowledged | ProcessStarted | ProcessLost
 StartsWork = Select | Retain | OpenTail | SealTail | RegisterSources | PublishPrefix | AttachPrefix
 """Refused as `Busy` while the log is behind by its bound. Whatever ends work, or says that it has ended, never is."""
+
+PLANNED = frozenset({e.UploadPlanned, e.RetainPlanned})
+ENDED = frozenset({e.UploadAborted, e.RetainAborted, e.StoreAborted, e.TransferSettled})
 
 
 class Driver:
@@ -249,6 +253,8 @@ class Driver:
 
     def _follow(self, event: Event) -> None:
         """An aborted operation is asked after until every rank is terminal."""
+        if type(event) not in ENDED:
+            return
         match event:
             case e.UploadAborted() | e.RetainAborted() | e.StoreAborted() if settling(self.state, event.operation):
                 self._deadlines.settle_again(event.operation)
@@ -315,6 +321,17 @@ class Driver:
         """Digest over all events so far and the state they gave."""
         return self._digest.value(self.state)
 
+    def record_digest(self) -> str:
+        """Record the digest of the state as it is, and wait until all of it is stored. Returns the digest.
+
+        For moments of rest of a process that may be ended without a word. Raises LogError.
+        """
+        self.expect_writable()
+        digest = self.digest()
+        self._record_digest()
+        self.log.flush()
+        return digest
+
     def close(self) -> None:
         """Record the last digest, wait until everything is stored, and close the log.
 
@@ -335,7 +352,7 @@ class Driver:
             self.core.adopt(turn)
             self._outbox.put(self._position, turn.effects)
             return turn
-        if any(isinstance(event, e.UploadPlanned | e.RetainPlanned) for event in turn.events):
+        if any(type(event) in PLANNED for event in turn.events):
             turn = replace(turn, events=tuple(_timed(event, plan_s) for event in turn.events))
         try:
             position = self.log.append(turn.events, level=self._outbox.level(turn.effects))
@@ -374,21 +391,7 @@ class Driver:
         )
 
 
-def open_store(settings: Settings) -> LogStore:
-    """The store that the settings name. Raises SettingsError or LogError as `open_log` does."""
-    log = settings.log
-    bounds = QueueBounds(bytes=log.queue_bytes, events=log.queue_events)
-    rotation = Rotation(
-        snapshot_events=log.snapshot_events,
-        file_bytes=log.file_bytes,
-        file_s=log.file_s,
-        keep_bytes=log.keep_bytes,
-        keep_s=log.keep_s,
-    )
-    return open_log(log.url, queue=bounds if log.writer == "thread" else None, rotation=rotation)
-
-
 def _timed(event: Event, plan_s: float) -> Event:
-    if isinstance(event, e.UploadPlanned | e.RetainPlanned):
+    if type(event) in PLANNED:
         return replace(event, measured=Measured(plan_s=plan_s))
     return event

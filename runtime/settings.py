@@ -36,6 +36,7 @@ class TransferSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     staging_bytes: Positive = 64 * 2**20  # a rank, over all slots
     staging_slots: Annotated[int, Meta(ge=1)] = 2
     deadline_s: Seconds = 5.0  # then the operation is aborted; nothing is freed by time
+    scatter: bool = False  # each layer begins at another new block: shows that no layer reads another's table
 
 
 class RetainSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -107,6 +108,8 @@ def _checked(data: dict[str, Any], kind: type[Settings]) -> Settings:
         raise SettingsError(
             "$.source.kind", "copy with the token method: it has no blocks to name", settings.source.kind
         )
+    if settings.transfer.scatter and not settings.retain.layer_tables:
+        raise SettingsError("$.transfer.scatter", "false where one table serves all layers", "true")
     if settings.retain.union and settings.retain.layer_tables:
         raise SettingsError("$.retain.union", "false where every layer has its own table", "true")
     return settings

@@ -61,11 +61,17 @@ def plan_upload(
     layout: Layout,
     *,
     shared_table: bool,
+    adopt: bool = True,
     kernels: Kernels | None = None,
 ) -> BlockDiffPlan:
-    """Diff of the selection against the view and the adoptable tail (E3 – E6), padded where one table serves all."""
+    """Diff of the selection against the view and the adoptable tail (E3 – E6), padded where one table serves all.
+
+    adopt  False: nothing of the tail is adopted; what is wanted of it is uploaded like the rest
+    """
     want, view = selection.logical_blocks_by_layer, request.view
-    adopted = _not_resident(request, adoptable(request, want, layout, shared_table=shared_table))
+    adopted: Rows[Logical] = empty_like(want.layer_bytes)
+    if adopt:
+        adopted = _not_resident(request, adoptable(request, want, layout, shared_table=shared_table))
     resident: Rows[Logical] = view.logical if view is not None else empty_like(want.layer_bytes)
     held = joined_rows(resident, adopted)
     tail = _with_source(request, selection.ranked_tail_by_layer)

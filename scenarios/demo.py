@@ -11,8 +11,9 @@ import torch
 from kvsweep.kernels.table import describe
 from kvsweep.ledger.errors import LogError
 from kvsweep.runtime.clock import MachineClock, TurnClock
-from kvsweep.runtime.driver import Driver, open_store
+from kvsweep.runtime.driver import Driver
 from kvsweep.runtime.recovery import newer
+from kvsweep.runtime.stores import open_store
 from kvsweep.scenarios.ack import AckPipe
 from kvsweep.scenarios.devices import MakeDevice, choose_device
 from kvsweep.scenarios.engine.attention import ContiguousKv

@@ -14,7 +14,7 @@ from rich.table import Table
 import kvsweep
 from kvsweep.kernels.cuda.nvidia import describe_device, why_no_device
 from kvsweep.kernels.table import choose_kernels, describe, why_not_native
-from kvsweep.ledger import store_native
+from kvsweep.ledger import compiled, store_native
 
 WAL_FIX = (3, 51, 3)  # first SQLite in which two connections can no longer corrupt a WAL that is reset
 
@@ -80,11 +80,12 @@ def _native() -> Finding:
 
 
 def _ledger() -> Finding:
-    missing = store_native.why_not_native()
+    missing = store_native.why_not_native() or compiled.why_not_compiled()
     if missing:
-        detail = f"{missing}: Python checks and packs events instead, at two to three times the cost"
+        detail = f"{missing}: Python does what it is for, at two to three times the cost"
         return Finding(part="native ledger", active=False, detail=detail)
-    return Finding(part="native ledger", active=True, detail="checks, encodes and packs events")
+    detail = "checks, encodes and packs events, answers questions about ids"
+    return Finding(part="native ledger", active=True, detail=detail)
 
 
 def _cuda() -> Finding:

@@ -18,9 +18,10 @@ from kvsweep.ledger.layout import LayerLayout, Layout, Packing
 from kvsweep.ledger.messages import ProcessStarted, RegisterSources, Release
 from kvsweep.ledger.store import LogStore
 from kvsweep.runtime.coordinator import Coordinator
-from kvsweep.runtime.driver import Driver, World, open_store
+from kvsweep.runtime.driver import Driver, World
 from kvsweep.runtime.rank_server import serve_rank
 from kvsweep.runtime.settings import Settings
+from kvsweep.runtime.stores import open_store
 from kvsweep.scenarios.devices import MakeDevice, NodeDevice, host_device
 from kvsweep.transports.blocks import BlockMemory, Traffic
 from kvsweep.transports.handshake import capabilities

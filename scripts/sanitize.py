@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDERS = {"_native": "kvsweep.kernels", "_store": "kvsweep.ledger"}
+FOLDERS = {"_native": "kvsweep.kernels", "_store": "kvsweep.ledger", "_sets": "kvsweep.ledger"}
 
 
 def load(extension: Path) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from tests.runtime.rig import RANKS, CoreRig, Ids, make_layout
+from tests.runtime.rig import RANKS, CoreRig, Ids, make_layout, selection
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.ids import HOLE, RequestKey, int32_view
@@ -13,8 +13,10 @@ from kvsweep.ledger.messages import (
     Finish,
     OpenTail,
     Preempt,
+    Release,
     Resume,
     SealTail,
+    Select,
     StoreBlocks,
     Transfer,
     Turn,
@@ -355,4 +357,23 @@ def test_g4_a_store_that_completes_after_the_finish_makes_no_source(rig: CoreRig
     assert rig.request(key).source == b""
     rig.done(operation, 1, "completed")
     assert rig.request(key).source == b""
+    rig.lawful()
+
+
+def test_b6_without_adoption_a_wanted_tail_block_is_copied_and_its_own_block_goes_back(
+    rig: CoreRig, key: RequestKey
+) -> None:
+    """For tails that are only lent: the view keeps none of their blocks, and nothing is written into them."""
+    rig.clean_tail(key, 10)
+    lent = [block.physical[0] for block in rig.request(key).tail]
+    revision = rig.request(key).selection_revision + 1
+    chosen = selection(rig.layout, key, revision, {0: [0, 8, 9], 1: [1, 8, 9]}, whole=10)
+    operation = rig.started(rig.send(Select(selection=chosen, idempotency_key="copy", adopt=False)))
+    assert rig.last(Transfer).source.counts.tolist() == [2, 2]
+    rig.all_done(operation)
+    view = rig.view(key)
+    assert view.logical.as_lists() == {0: [0, 2, 8, 9], 1: [1, 2, 8, 9]}
+    assert not {*view.physical.ids.tolist()} & {*lent}
+    assert rig.request(key).tail == ()
+    assert {*lent} <= {*int32_view(rig.last(Release).device[0]).tolist()}
     rig.lawful()

@@ -120,3 +120,12 @@ def test_b6_groups_are_apart() -> None:
     assert chosen(ownership, {1: 1, 2: 1}) == {1: [5], 2: [5]}
     placement = place(ownership, A, needed({1: 1, 3: 1}), LAYOUT, shared_table=False)
     assert placement.new_blocks == (0, 1)
+
+
+def test_b4_scattered_new_blocks_are_another_permutation_in_each_layer_and_vacant_areas_stay_first() -> None:
+    placement = place(VIEW, A, needed({0: 3, 1: 4, 2: 1}), LAYOUT, shared_table=False)
+    new = (np.asarray([20, 21, 22], dtype=np.int32), np.empty(0, dtype=np.int32))
+    plain = placement.areas(new, LAYOUT).as_lists()
+    scattered = placement.areas(new, LAYOUT, scatter=True).as_lists()
+    assert plain == {0: [20, 21, 22], 1: [12, 20, 21, 22], 2: [10]}
+    assert scattered == {0: [20, 21, 22], 1: [12, 22, 20, 21], 2: [10]}

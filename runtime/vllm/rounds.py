@@ -1,0 +1,174 @@
+"""A request's compaction rounds: what to select, when to upload it, what to keep, when to pack. One thing a step."""
+
+import numpy as np
+
+from kvsweep.ledger.errors import Busy, LogError, Refused
+from kvsweep.ledger.ids import Logical, Rows, no_rows
+from kvsweep.ledger.layout import Layout
+from kvsweep.ledger.messages import BlockSelection, Retain, Select
+from kvsweep.ledger.ownership import blocks_by_group
+from kvsweep.ledger.ragged import even_rows
+from kvsweep.ledger.sources import leading
+from kvsweep.ledger.state import RequestState
+from kvsweep.runtime.driver import Driver
+from kvsweep.runtime.scorers import recency
+from kvsweep.runtime.selection import effective_budget, select_blocks
+from kvsweep.runtime.upload_plan import keep_slots
+from kvsweep.runtime.vllm.managed import Managed
+from kvsweep.runtime.vllm.pools import EnginePools
+from kvsweep.runtime.vllm.settings import ConnectorSettings
+
+DRAIN_STEPS = 2
+"""Engine steps that an upload's destinations are on loan before the blocks that it replaces come back."""
+
+
+class Rounds:
+    """Moves one request on by at most one operation a step. Only whole blocks that the CPU tier holds are selected."""
+
+    def __init__(self, settings: ConnectorSettings, driver: Driver, pools: EnginePools, layout: Layout) -> None:
+        self.settings, self.driver, self.pools, self.layout = settings, driver, pools, layout
+        self.everything = settings.mode == "lossless" or settings.policy == "full"
+
+    def advance(self, managed: Managed, step: int) -> None:
+        """Begin what is due, if nothing of the request is under way. A full log or pool puts it off."""
+        request = self._state(managed)
+        if request is None or request.life != "RUNNING":
+            return
+        if request.upload.phase != "IDLE" or request.retain.phase != "IDLE":
+            return
+        try:
+            if managed.want is not None:
+                self._keep(managed, request, managed.want, step)
+            elif step >= managed.next_round:
+                self._select(managed, request, step)
+        except (Busy, LogError, Refused):
+            managed.next_round = step + DRAIN_STEPS  # what was refused stands in the ledger, with the reason
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether the ranks score blocks at all."""
+        return self.settings.needs_scores
+
+    def blocks_to_score(self, managed: Managed, step: int) -> int:
+        """How many of the request's first blocks this step is to score, for a round in the next one; 0 for none."""
+        request = self._state(managed)
+        if request is None or request.life != "RUNNING" or not managed.decoding or managed.want is not None:
+            return 0
+        whole = leading(request.source)
+        return whole if step + 1 >= managed.next_round and self._worth_a_round(managed, whole) else 0
+
+    def in_flight(self, managed: Managed, step: int) -> bool:
+        """Whether an upload of the last steps will give back what it replaces before long."""
+        request = self._state(managed)
+        return request is not None and request.upload.phase != "IDLE" and step - managed.started <= DRAIN_STEPS
+
+    # ---- inside
+
+    def _state(self, managed: Managed) -> RequestState | None:
+        return self.driver.state.request(managed.key) if managed.key is not None else None
+
+    def _worth_a_round(self, managed: Managed, whole: int) -> bool:
+        """Whether a selection can differ from what is kept. Scores of queries change from step to step."""
+        _, _, budget = effective_budget(whole, self.driver.settings.selection)
+        return whole > budget and (whole > managed.replaced or self.settings.policy == "quest")
+
+    def _select(self, managed: Managed, request: RequestState, step: int) -> None:
+        whole = leading(request.source)
+        if self.everything:
+            if whole <= managed.replaced:
+                return  # the view has every whole block
+            selection = self._all(managed, request, whole)
+        else:
+            if not managed.decoding or not self._worth_a_round(managed, whole):
+                return
+            found = self._scored(managed, request, whole)
+            if found is None:
+                return
+            selection = found
+        held = request.view.logical.counts if request.view else np.zeros(len(self.layout.layers), dtype=np.int32)
+        if int((selection.logical_blocks_by_layer.counts - held).max()) > self.pools.room:
+            return  # vLLM's own requests come first
+        managed.next_round = step + self.settings.steps_between_rounds
+        turn = self.driver.handle(
+            Select(selection=selection, idempotency_key=f"select-{selection.selection_revision}", adopt=False)
+        )
+        if turn.operation is None:
+            return
+        managed.revision, managed.started = selection.selection_revision, step
+        if not self.everything:
+            managed.want = selection.logical_blocks_by_layer
+
+    def _all(self, managed: Managed, request: RequestState, whole: int) -> BlockSelection:
+        layers = self.layout.active_layers
+        wanted: Rows[Logical] = even_rows(layers, np.tile(np.arange(whole, dtype=np.int32), (len(layers), 1)))
+        return BlockSelection(
+            request=request.key,
+            selection_revision=managed.revision + 1,
+            block_size=self.layout.block_size,
+            logical_blocks_by_layer=wanted,
+            ranked_tail_by_layer=no_rows(layers),
+            group_by_layer=self.layout.active_group_bytes,
+            whole_blocks=whole,
+            effective_budget_blocks=whole,
+        )
+
+    def _scored(self, managed: Managed, request: RequestState, whole: int) -> BlockSelection | None:
+        if self.settings.policy == "recency":
+            scores = np.tile(recency(whole), (len(self.layout.active_layers), 1))
+        else:
+            ranks = len(self.driver.state.pool.ranks)
+            if len(managed.scores) < ranks:
+                return None
+            parts = list(managed.scores.values())
+            managed.scores = {}
+            if any(part.shape[1] != whole for part in parts):
+                return None  # a block became whole in between: the next step scores again
+            scores = np.sum(parts, axis=0, dtype=np.float32)
+        return select_blocks(
+            scores,
+            request=request.key,
+            revision=managed.revision + 1,
+            layout=self.layout,
+            policy=self.driver.settings.selection,
+            incumbents=request.view.logical if request.view else None,
+            ranked_tail=False,
+        )
+
+    def _keep(self, managed: Managed, request: RequestState, want: Rows[Logical], step: int) -> None:
+        """Drop what was not selected; then, where a keep left few areas in many blocks, gather them."""
+        view = request.view
+        keep = keep_slots(request, want)
+        if view is None or keep.size < want.size:
+            managed.want, managed.next_round = None, step + 1  # the upload did not commit: select again
+            return
+        if keep.size < view.logical.size:
+            self._retain(managed, request, "retain", pack=False)
+            return
+        managed.want = None
+        live = int(view.physical.counts.max())
+        shrunk = managed.kept_live == 0 or live < managed.kept_live
+        managed.fullest = max(managed.fullest, live)
+        owned = self.driver.state.ownership.owned(request.key, self.layout)
+        touched = blocks_by_group(view.physical, self.layout)
+        blocks = max(np.intersect1d(ids, own).size for ids, own in zip(touched, owned, strict=True))
+        managed.kept_live = live
+        if blocks > (live if shrunk else managed.fullest):
+            self._retain(managed, request, "pack", pack=True)
+
+    def _retain(self, managed: Managed, request: RequestState, what: str, *, pack: bool) -> None:
+        view = request.view
+        if view is None:
+            return
+        wanted = view.logical if pack or managed.want is None else managed.want
+        managed.attempt += 1
+        self.driver.handle(
+            Retain(
+                request=request.key,
+                keep=keep_slots(request, wanted),
+                adopt=no_rows(self.layout.active_layers),
+                map_revision=request.map_revision,
+                selection_revision=managed.revision,
+                idempotency_key=f"{what}-{managed.attempt}",
+                pack=pack,
+            )
+        )
