@@ -25,7 +25,7 @@ from kvsweep.ledger.fold import apply
 from kvsweep.ledger.sqlite import SqliteLog
 from kvsweep.ledger.state import EMPTY, State
 from kvsweep.ledger.store import Snapshot, open_log
-from kvsweep.ledger.store_native import encode_part
+from kvsweep.ledger.store_native import encode_part, why_not_native
 from kvsweep.runtime.recovery import fold_log
 from kvsweep.scenarios.bench.log_busy import NO_BOUND, Done, Ledger, Nothing, Threaded, serve
 from kvsweep.scenarios.bench.log_events import batches, endless, life_key, plain_lives, rounds, rounds_of
@@ -339,6 +339,7 @@ def run_log_bench(
             "seed": SEED,
             "clock": clock,
             "rounds": sizes.rounds,
+            "ledger": "python" if why_not_native() else "native",
         },
         rows=bench.rows,
         figures=bench.figures,
