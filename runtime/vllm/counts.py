@@ -16,7 +16,8 @@ class Counts:
     def __init__(self) -> None:
         self.commits = self.stores = self.uploaded_areas = self.released_blocks = 0
         self.preemptions = self.aborted = self.keep_maps = 0
-        self.resident_blocks_max = self.owned_blocks_max = 0  # of one request, after a commit
+        self.resident_blocks_max = self.owned_blocks_max = 0  # of one request, after any commit
+        self.kept_blocks_max = 0  # of one request, after a keep
         self.refused: Counter[str] = Counter()
         self.acks: Counter[str] = Counter(accepted=0, repeated=0, ignored=0, refused=0)
         self.retained: Counter[str] = Counter()
@@ -70,6 +71,7 @@ class Counts:
             "faults": {name: self.of_ranks(name) for name in ("dropped", "duplicated", "delayed")},
             "resident_blocks_max": self.resident_blocks_max,
             "owned_blocks_max": self.owned_blocks_max,
+            "kept_blocks_max": self.kept_blocks_max,
             "steps": self.steps,
         }
 

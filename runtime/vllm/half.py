@@ -369,16 +369,18 @@ class SchedulerHalf:
         elif isinstance(event, e.RequestClosed):
             self._forget.append(event.request)
         elif isinstance(event, e.ResidencyCommitted | e.OwnersCommitted):
-            self._count_blocks(event.request)
+            self._count_blocks(event.request, kept=isinstance(event, e.OwnersCommitted))
             if not self._rounds.everything and event.request.request_id in self._hashed:
                 # From here on it attends to a part: what it computes is for no other request to hit.
                 self._hashed[event.request.request_id] = NEVER_HASHED
 
-    def _count_blocks(self, key: RequestKey) -> None:
+    def _count_blocks(self, key: RequestKey, *, kept: bool) -> None:
         """Blocks that a layer of the request reads from its view at most, and those that all of it stands in."""
         state, counts = self.driver.state.request(key), self.counts
         if state is not None and state.view is not None:
-            counts.resident_blocks_max = max(counts.resident_blocks_max, int(state.view.physical.counts.max()))
+            most = int(state.view.physical.counts.max())
+            counts.resident_blocks_max = max(counts.resident_blocks_max, most)
+            counts.kept_blocks_max = max(counts.kept_blocks_max, most * kept)
             (owned,) = self.driver.state.ownership.owned(key, self._layout)
             counts.owned_blocks_max = max(counts.owned_blocks_max, owned.size)
 

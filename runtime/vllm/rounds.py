@@ -93,10 +93,19 @@ class Rounds:
             Select(selection=selection, idempotency_key=f"select-{selection.selection_revision}", adopt=False)
         )
         if turn.operation is None:
+            self._make_room(managed, request, selection.logical_blocks_by_layer, step)
             return
         managed.revision, managed.started = selection.selection_revision, step
         if not self.everything:
             managed.want = selection.logical_blocks_by_layer
+
+    def _make_room(self, managed: Managed, request: RequestState, want: Rows[Logical], step: int) -> None:
+        """No block is free: keep first what is wanted and resident, and upload into what the dropped blocks leave."""
+        view = request.view
+        if view is None or self.everything:
+            return
+        both = {layer: np.intersect1d(ids, view.logical.row(layer)).astype(np.int32) for layer, ids in want.items()}
+        managed.want, managed.next_round = Rows.of(both), step + 1
 
     def _all(self, managed: Managed, request: RequestState, whole: int) -> BlockSelection:
         layers = self.layout.active_layers

@@ -129,6 +129,25 @@ def test_blocks_that_were_dropped_come_back_from_the_cpu_tier_and_views_are_pack
     settled(engine)
 
 
+def test_without_a_free_block_the_keep_comes_first_and_the_upload_takes_what_it_leaves() -> None:
+    engine = Engine(blocks=60, ranks=1, running=16, chunk=16, prefix=False, extra=QUEST)
+    seen = watched(engine)
+    for number in range(10):
+        engine.add(f"r{number}", prompt=12 * BLOCK, output=100)
+    engine.run()
+    settled(engine)
+    chosen = (e.RetainPlanned, e.UploadPlanned, e.RequestPreempted, e.RequestFinished)
+    turns: dict[str, list[str]] = {}
+    for event in seen:
+        of_request = turns.setdefault(event.request.request_id, [])
+        if isinstance(event, e.PlanRefused) and (event.lane, event.reason) == ("upload", "no_space"):
+            of_request.append("no_space")
+        elif isinstance(event, chosen):
+            of_request.append(type(event).__name__)
+    threes = [turn[at : at + 3] for turn in turns.values() for at in range(len(turn))]
+    assert ["no_space", "RetainPlanned", "UploadPlanned"] in threes
+
+
 def view_key(engine: Engine, request_id: str) -> RequestKey:
     return engine.half.driver.state.requests[request_id].key
 
