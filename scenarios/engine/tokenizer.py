@@ -67,6 +67,10 @@ class BpeTokenizer:
         """Control tokens by name."""
         return {self.vocabulary.tokens[index]: index for index in self.vocabulary.control}
 
+    def to_json(self) -> str:
+        """The content of a `tokenizer.json`. What it does not say: that control tokens in a text stay text."""
+        return self._tokenizer.to_str(pretty=False)
+
     def encode(self, text: str) -> list[int]:
         """As `Tokenizer.encode`."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)

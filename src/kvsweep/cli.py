@@ -16,6 +16,7 @@ from kvsweep.kernels.cuda.errors import CudaError
 from kvsweep.kernels.errors import KernelArgumentError
 from kvsweep.ledger.errors import KvsweepError, UsageError
 from kvsweep.runtime.log_commands import log_app
+from kvsweep.scenarios.engine.command import model
 from kvsweep.scenarios.explore.command import explore
 from kvsweep.scenarios.script.command import scenario_app
 from kvsweep.scenarios.simulate.command import simulate
@@ -34,6 +35,7 @@ app.add_typer(log_app, name="log")
 app.add_typer(scenario_app, name="scenario")
 app.command()(simulate)
 app.command()(explore)
+app.command()(model)
 
 
 def fail(message: object, code: int) -> NoReturn:
