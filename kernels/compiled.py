@@ -38,7 +38,8 @@ class NativeKernels:
 
     threads  at most this many share the work of one call; large moves, unpacking and ranking only
     isa      instruction set; None takes the best one of this processor
-    Arrays are borrowed for the length of a call and the interpreter lock is released: nobody may change them meanwhile.
+    Arrays are borrowed for the length of a call, and long work releases the interpreter lock: nobody may change them
+    meanwhile.
     Raises KernelArgumentError for a number of threads outside [1, 1024] or an instruction set that is not here.
     """
 

@@ -5,6 +5,7 @@ from typing import NoReturn
 import numpy as np
 from msgspec.structs import replace
 
+from kvsweep.ledger import compiled
 from kvsweep.ledger.errors import Refused
 from kvsweep.ledger.event_base import Event, RetireCause
 from kvsweep.ledger.holding import distinct
@@ -174,6 +175,9 @@ def _placed_well(state: State, request: RequestState, areas: Rows[Physical], gro
     if int(layers[-1]) >= len(layout.layers):
         return False
     own, held = state.ownership.occupancy(request.key, group, layout)
+    if compiled.sets is not None:
+        row_of_layer, where = layout.rows_of_group(group), (areas.layer_bytes, areas.row_ptr_bytes, areas.id_bytes)
+        return bool(compiled.sets.placed_well(held, own, new, row_of_layer, *where))
     blocks = np.concatenate((own, new)) if new.size else own
     if not blocks.size or int(ids.min()) < 0 or int(ids.max()) > int(blocks.max()):
         return False

@@ -14,6 +14,7 @@ import msgspec
 from kvsweep.ledger.codec import EVENT_TYPES, RULES
 from kvsweep.ledger.event_base import Event, Implementation, Measured
 from kvsweep.ledger.events import UploadPlanned
+from kvsweep.ledger.hashing import sha256
 from kvsweep.ledger.holding import Holders
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.ownership import NO_HOLDERS
@@ -31,6 +32,10 @@ _APPENDED: Final[Mapping[type[Event], int]] = {UploadPlanned: 1}
 """Fields at the end that were added after ledgers had been written: hashed only where they say something, so that an
 old ledger keeps its digest."""
 
+_APPENDED_DEFAULTS: Final[Mapping[type[Event], tuple[tuple[str, Any], ...]]] = {
+    kind: tuple((field.name, field.default) for field in msgspec.structs.fields(kind)[-count:])
+    for kind, count in _APPENDED.items()
+}
 _ENCODER: Final = msgspec.msgpack.Encoder(order="deterministic")
 
 
@@ -42,14 +47,11 @@ def unmeasured(event: Event) -> Event:
 
 def _as_written(event: Event) -> Event | list[Any]:
     """Without the appended fields that have their defaults; the tag and the other fields are the same bytes."""
-    appended = _APPENDED.get(type(event), 0)
-    if not appended:
-        return event
-    added = msgspec.structs.fields(event)[-appended:]
-    if any(getattr(event, field.name) != field.default for field in added):
+    appended = _APPENDED_DEFAULTS.get(type(event))
+    if appended is None or any(getattr(event, name) != default for name, default in appended):
         return event
     whole: list[Any] = msgspec.to_builtins(event, builtin_types=(bytes,))
-    return whole[:-appended]
+    return whole[: -len(appended)]
 
 
 def state_digest(state: State) -> str:
@@ -111,7 +113,7 @@ class Digest:
             self._whole.update(size)
             self._whole.update(body)
         else:
-            self._chain = hashlib.sha256(self._chain + size + body).digest()
+            self._chain = sha256(self._chain + size, body)
 
     def value(self, state: State) -> str:
         """SHA-256 (hex) over the events so far and the state they gave."""

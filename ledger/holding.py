@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from kvsweep.ledger import compiled
 from kvsweep.ledger.ids import Int32, Physical, Rows, int32_view, no_rows
 from kvsweep.ledger.layout import Layout
 
@@ -96,6 +97,11 @@ def _held_areas(parts: Iterable[Rows[Physical]], group: int, layout: Layout, blo
     held = np.zeros((len(layers), blocks.size), dtype=np.bool_)
     if not blocks.size:
         return held
+    if compiled.sets is not None:
+        row_of_layer = layout.rows_of_group(group)
+        for areas in parts:
+            compiled.sets.mark_areas(held, blocks, row_of_layer, areas.layer_bytes, areas.row_ptr_bytes, areas.id_bytes)
+        return held
     at_layer = np.full(len(layout.layers), -1, dtype=np.intp)
     at_layer[list(layers)] = np.arange(len(layers)) * blocks.size
     last = int(blocks[-1])
@@ -129,6 +135,8 @@ def distinct(ids: Int32) -> Int32:
     """int32[n] ids from 0 on, each once, ascending."""
     if ids.size < 2:
         return ids
+    if compiled.sets is not None:
+        return int32_view(compiled.sets.distinct((ids,)))
     low, high = int(ids.min()), int(ids.max())
     if high - low > 64 * ids.size:  # marks would be mostly empty
         found: Int32 = np.unique(ids)
@@ -145,6 +153,8 @@ def union(parts: Iterable[Int32]) -> Int32:
     arrays = [part for part in parts if part.size]
     if len(arrays) == 1:
         return arrays[0]
+    if compiled.sets is not None:
+        return int32_view(compiled.sets.distinct(arrays))
     return distinct(np.concatenate(arrays)) if arrays else EMPTY
 
 
@@ -153,6 +163,8 @@ def without(ids: Int32, others: Iterable[Int32]) -> Int32:
     if not ids.size:
         return ids
     parts = [other for other in others if other.size]
+    if compiled.sets is not None:
+        return int32_view(compiled.sets.without(ids, parts))
     named = np.zeros(max(int(part[-1]) for part in (ids, *parts)) + 1, dtype=np.bool_)
     for part in parts:
         named[part] = True
@@ -164,6 +176,8 @@ def missing_from(ids: Int32, ascending: Int32) -> Int32:
     """int32[n]: those of `ids` that do not stand in the ascending ones."""
     if not ascending.size or not ids.size:
         return ids
+    if compiled.sets is not None:
+        return int32_view(compiled.sets.without(ids, (ascending,)))
     at = np.searchsorted(ascending, ids)
     at[at == ascending.size] = 0
     missing: Int32 = ids[ascending[at] != ids]

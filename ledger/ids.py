@@ -3,7 +3,6 @@
 Every id space is a marker type, so that `Rows[Logical]` is never taken for `Rows[Physical]`.
 """
 
-import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Generic, TypeAlias, TypeVar
 
@@ -11,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from kvsweep.ledger import compiled
 from kvsweep.ledger.errors import LayoutError
+from kvsweep.ledger.kept import kept
 
 Int32: TypeAlias = npt.NDArray[np.int32]
 
@@ -119,6 +120,22 @@ class Rows(Struct, Generic[S], frozen=True, kw_only=True, array_like=True, dict=
         rows.check()
         return rows
 
+    def fits(self) -> bool:
+        """Whether the three buffers fit each other; looked at once."""
+        known: bool | None = self.__dict__.get("_fits")
+        if known is None:
+            known = self.__dict__["_fits"] = self._found_to_fit()
+        return known
+
+    def _found_to_fit(self) -> bool:
+        try:
+            if compiled.sets is not None:
+                return bool(compiled.sets.rows_fit(self.layer_bytes, self.row_ptr_bytes, self.id_bytes))
+            self.check()
+        except (LayoutError, TypeError, ValueError):
+            return False
+        return True
+
     def check(self) -> None:
         """Raise LayoutError unless the three buffers fit each other. Decoded rows go through this too."""
         for name, data in (("layers", self.layer_bytes), ("row_ptr", self.row_ptr_bytes), ("ids", self.id_bytes)):
@@ -132,22 +149,22 @@ class Rows(Struct, Generic[S], frozen=True, kw_only=True, array_like=True, dict=
         if int(row_ptr[0]) != 0 or int(row_ptr[-1]) != ids.size or bool(np.any(row_ptr[1:] < row_ptr[:-1])):
             raise LayoutError("row_ptr", f"0 ascending to {ids.size} ids", str(row_ptr.tolist()))
 
-    @functools.cached_property
+    @kept
     def layers(self) -> Int32:
         """int32[rows]: decoder layer of each row, ascending."""
         return int32_view(self.layer_bytes)
 
-    @functools.cached_property
+    @kept
     def row_ptr(self) -> Int32:
         """int32[rows + 1]."""
         return int32_view(self.row_ptr_bytes)
 
-    @functools.cached_property
+    @kept
     def ids(self) -> Int32:
         """int32[n], row after row."""
         return int32_view(self.id_bytes)
 
-    @functools.cached_property
+    @kept
     def counts(self) -> Int32:
         """int32[rows]: ids in each row; read-only."""
         row_ptr = self.row_ptr

@@ -1,6 +1,5 @@
 """The layout of a model's KV cache: which layers, in which group, how large a block is. The engine states it once."""
 
-import functools
 import hashlib
 from typing import Literal
 
@@ -11,6 +10,7 @@ from msgspec.structs import replace
 
 from kvsweep.ledger.errors import LayoutError
 from kvsweep.ledger.ids import Int32, int32_bytes
+from kvsweep.ledger.kept import kept
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 GroupKind = Literal["full", "sliding"]
@@ -95,26 +95,26 @@ class Layout(Struct, frozen=True, kw_only=True, array_like=True, dict=True):
         if not self.active_layers:
             raise LayoutError("layers", "at least one full-attention layer", "none")
 
-    @functools.cached_property
+    @kept
     def groups(self) -> int:
         return max(layer.group for layer in self.layers) + 1
 
-    @functools.cached_property
+    @kept
     def group_of_layer(self) -> Int32:
         """int32[layers]: the group of each."""
         return np.fromiter((layer.group for layer in self.layers), dtype=np.int32, count=len(self.layers))
 
-    @functools.cached_property
+    @kept
     def active_layer_bytes(self) -> bytes:
         """'<i4': the active layers, as rows over them begin."""
         return int32_bytes(self.active_layers)
 
-    @functools.cached_property
+    @kept
     def active_group_bytes(self) -> bytes:
         """'<i4': the group of each active layer."""
         return int32_bytes([self.layers[layer].group for layer in self.active_layers])
 
-    @functools.cached_property
+    @kept
     def active_layers(self) -> tuple[int, ...]:
         """Decoder layers with full attention: the only ones selected and packed."""
         return tuple(layer.layer for layer in self.layers if layer.kind == "full")
@@ -122,10 +122,22 @@ class Layout(Struct, frozen=True, kw_only=True, array_like=True, dict=True):
     def group_layers(self, group: int) -> tuple[int, ...]:
         return self._layers_by_group[group]
 
-    @functools.cached_property
+    @kept
     def _layers_by_group(self) -> tuple[tuple[int, ...], ...]:
         groups = range(self.groups)
         return tuple(tuple(layer.layer for layer in self.layers if layer.group == group) for group in groups)
+
+    def rows_of_group(self, group: int) -> bytes:
+        """'<i4' a layer: its place among the group's layers, -1 where it is in another group."""
+        return self._rows_by_group[group]
+
+    @kept
+    def _rows_by_group(self) -> tuple[bytes, ...]:
+        def rows(group: int) -> list[int]:
+            members = {layer: row for row, layer in enumerate(self.group_layers(group))}
+            return [members.get(layer.layer, -1) for layer in self.layers]
+
+        return tuple(int32_bytes(rows(group)) for group in range(self.groups))
 
     def group_kind(self, group: int) -> GroupKind:
         return next(layer.kind for layer in self.layers if layer.group == group)

@@ -1,14 +1,18 @@
 """Whole-array questions about ragged rows: one pass over all ids, no loop over layers."""
 
+import contextlib
 from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from kvsweep.ledger import compiled
 from kvsweep.ledger.ids import Int32, Rows, S, Slot
 
 
 def first_unsorted(rows: Rows[S]) -> int | None:
     """Layer of the first row that is not strictly ascending; None where all are."""
+    if compiled.sets is not None:
+        return _layer(rows, compiled.sets.first_unsorted(rows.row_ptr_bytes, rows.id_bytes))
     ids, ptr = rows.ids, rows.row_ptr
     if ids.size < 2:
         return None
@@ -22,6 +26,8 @@ def first_unsorted(rows: Rows[S]) -> int | None:
 
 def first_outside(rows: Rows[S], limit: int) -> int | None:
     """Layer of the first id that is not in [0, limit); None where all are."""
+    if compiled.sets is not None:
+        return _layer(rows, compiled.sets.first_outside(rows.row_ptr_bytes, rows.id_bytes, limit))
     ids = rows.ids
     # As unsigned, a negative id is above every limit: one comparison instead of two.
     if not ids.size or int(ids.view(np.uint32).max()) < limit:
@@ -31,6 +37,8 @@ def first_outside(rows: Rows[S], limit: int) -> int | None:
 
 def first_beyond(rows: Rows[S], limits: Int32) -> int | None:
     """Layer of the first id that is not in [0, limit of its row); None where all are. limits int32[rows]."""
+    if compiled.sets is not None:
+        return _layer(rows, compiled.sets.first_beyond(rows.row_ptr_bytes, rows.id_bytes, limits))
     ids = rows.ids
     wrong = ids.view(np.uint32) >= np.repeat(limits.astype(np.uint32), rows.counts)
     return _layer_at(rows, int(np.flatnonzero(wrong)[0])) if wrong.any() else None
@@ -38,6 +46,9 @@ def first_beyond(rows: Rows[S], limits: Int32) -> int | None:
 
 def first_repeated(rows: Rows[S]) -> int | None:
     """Layer of the first row that names an id twice; None where none does. Every id is 0 or more."""
+    if compiled.sets is not None:
+        with contextlib.suppress(ValueError):
+            return _layer(rows, compiled.sets.first_repeated(rows.row_ptr_bytes, rows.id_bytes))
     ids = rows.ids
     if ids.size < 2:
         return None
@@ -53,6 +64,10 @@ def first_common(first: Rows[S], second: Rows[S]) -> int | None:
     """Layer of the first row that has an id in both; None where none has. The same layers; every id is 0 or more."""
     if not first.id_bytes or not second.id_bytes:
         return None
+    if compiled.sets is not None:
+        with contextlib.suppress(ValueError):
+            row = compiled.sets.first_common(first.row_ptr_bytes, first.id_bytes, second.row_ptr_bytes, second.id_bytes)
+            return _layer(second, row)
     limit = max(int(first.ids.max()), int(second.ids.max())) + 1
     marks = np.zeros(len(first) * limit, dtype=np.bool_)
     marks[_keys(first, limit)] = True
@@ -71,6 +86,11 @@ def joined_rows(first: Rows[S], second: Rows[S]) -> Rows[S]:
         for layer, ids in second.items():
             rows.setdefault(layer, []).append(ids)
         return Rows.of({layer: np.concatenate(parts) for layer, parts in rows.items()})
+    if compiled.sets is not None:
+        ptr, ids_of_both = compiled.sets.join(
+            first.row_ptr_bytes, first.id_bytes, second.row_ptr_bytes, second.id_bytes
+        )
+        return Rows(layer_bytes=first.layer_bytes, row_ptr_bytes=ptr, id_bytes=ids_of_both)
     ends = first.row_ptr + second.row_ptr
     one, two = memoryview(first.id_bytes), memoryview(second.id_bytes)
     parts: list[memoryview] = []
@@ -81,10 +101,12 @@ def joined_rows(first: Rows[S], second: Rows[S]) -> Rows[S]:
     return Rows(layer_bytes=first.layer_bytes, row_ptr_bytes=ends.astype("<i4").tobytes(), id_bytes=b"".join(parts))
 
 
-def places(rows: Rows[S], slots: Rows[Slot]) -> Int32:
-    """int32[n]: where the ids at these slots stand, row after row. The same layers; every slot is inside its row."""
-    at: Int32 = slots.ids + np.repeat(rows.row_ptr[:-1], slots.counts)
-    return at
+def ids_at(rows: Rows[S], slots: Rows[Slot]) -> Rows[S]:
+    """The ids that stand at these slots, row for row. The same layers; every slot is inside its row."""
+    if compiled.sets is not None:
+        ids = compiled.sets.take(rows.row_ptr_bytes, rows.id_bytes, slots.row_ptr_bytes, slots.id_bytes)
+        return Rows(layer_bytes=slots.layer_bytes, row_ptr_bytes=slots.row_ptr_bytes, id_bytes=ids)
+    return rows_like(slots, rows.ids[slots.ids + np.repeat(rows.row_ptr[:-1], slots.counts)])
 
 
 def slots_of(rows: Rows[S], wanted: Rows[S]) -> Rows[Slot]:
@@ -94,6 +116,12 @@ def slots_of(rows: Rows[S], wanted: Rows[S]) -> Rows[Slot]:
         return Rows.of(slots)
     if not rows.id_bytes or not wanted.id_bytes:
         return empty_like(rows.layer_bytes)
+    if compiled.sets is not None:
+        with contextlib.suppress(ValueError):
+            ptr, slots_found = compiled.sets.slots_of(
+                rows.row_ptr_bytes, rows.id_bytes, wanted.row_ptr_bytes, wanted.id_bytes
+            )
+            return Rows(layer_bytes=rows.layer_bytes, row_ptr_bytes=ptr, id_bytes=slots_found)
     limit = max(int(rows.ids.max()), int(wanted.ids.max())) + 1
     marks = np.zeros(len(rows) * limit, dtype=np.bool_)
     marks[_keys(wanted, limit)] = True
@@ -109,12 +137,21 @@ def slots_of(rows: Rows[S], wanted: Rows[S]) -> Rows[Slot]:
 
 def rows_like(rows: Rows[Slot], ids: Int32) -> Rows[S]:
     """Rows of the same shape with other ids. ids int32[n], as many as `rows` has."""
-    return Rows(layer_bytes=rows.layer_bytes, row_ptr_bytes=rows.row_ptr_bytes, id_bytes=ids.astype("<i4").tobytes())
+    return Rows(layer_bytes=rows.layer_bytes, row_ptr_bytes=rows.row_ptr_bytes, id_bytes=_wire(ids))
+
+
+def _wire(ids: Int32) -> bytes:
+    return ids.astype("<i4", copy=False).tobytes()
 
 
 def _keys(rows: Rows[S], limit: int) -> Int32:
     """One number an id, different in every row."""
     return rows.ids + np.repeat(np.arange(len(rows), dtype=np.int32) * np.int32(limit), rows.counts)
+
+
+def _layer(rows: Rows[S], row: int) -> int | None:
+    """Layer of a row that was found; none was where it is below 0."""
+    return None if row < 0 else int(rows.layers[row])
 
 
 def _layer_at(rows: Rows[S], index: int) -> int:

@@ -31,7 +31,7 @@ from kvsweep.ledger.events import (
 from kvsweep.ledger.ids import Logical, Physical, Rows
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.ownership import Holder, Holding
-from kvsweep.ledger.ragged import empty_like, first_repeated, joined_rows, places, rows_like, same_rows
+from kvsweep.ledger.ragged import empty_like, first_repeated, ids_at, joined_rows, same_rows
 from kvsweep.ledger.state import Lane, OpenOperation, RequestState, State
 
 
@@ -97,8 +97,7 @@ def _kept(request: RequestState, event: RetainPlanned) -> tuple[Rows[Logical], R
     check_slots(request, event, event.keep, view)
     if view is None:
         return empty_like(event.keep.layer_bytes), empty_like(event.keep.layer_bytes)
-    at = places(view.logical, event.keep)
-    return rows_like(event.keep, view.logical.ids[at]), rows_like(event.keep, view.physical.ids[at])
+    return ids_at(view.logical, event.keep), ids_at(view.physical, event.keep)
 
 
 def _moved(request: RequestState, event: RetainPlanned, table: Rows[Physical]) -> Rows[Physical]:

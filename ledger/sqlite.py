@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from kvsweep.ledger.codec import RULES, Bodies, encode_group
+from kvsweep.ledger import store_native
+from kvsweep.ledger.codec import RULES
 from kvsweep.ledger.errors import LogCorrupt, LogError, SequenceConflict
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import RequestKey
@@ -33,6 +34,7 @@ from kvsweep.ledger.store_fence import STREAMS, Fence
 from kvsweep.ledger.store_file import FAULTS, PAGE_BYTES, drop_lock, take_lock
 from kvsweep.ledger.store_format import pack
 from kvsweep.ledger.store_pace import Pace
+from kvsweep.ledger.store_part import Part
 from kvsweep.ledger.store_read import (
     damage_of,
     find_in,
@@ -97,31 +99,31 @@ class SqliteLog:
             raise LogError(f"ledger {self.path} was opened to be read only")
         self.durable()
         expect_position(expected, self._last)
-        bodies = encode_group(list(batch))
+        if not batch:
+            return self._last
+        part = store_native.encode_part(batch)
         following = self._fence.check(batch)
-        self.append_encoded(batch, bodies, level=level)
+        self.append_parts([part], level=level)
         self._fence.advance(following)
         return self._last
 
-    def append_encoded(self, batch: Sequence[Event], bodies: Bodies, *, level: Level) -> Position:
-        """Store events whose encoding and numbers the caller has checked, as one group; for the rest as `append`."""
+    def append_parts(self, parts: Sequence[Part], *, level: Level) -> Position:
+        """Store events whose numbers the caller has checked, as one group; for the rest as `append`."""
         db = self._expect_open().active.db.raw
         if self._failed is not None:
             raise self._failed
-        if not batch:
-            return self._last
         with self._failing(db):
             if level != self._level:
                 db.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[level]}")
                 self._level = level
             self._presence.expect()  # a hole that the write itself would hide
-            numbers, new = self._names.assign(event.request.request_id for event in batch)
-            group = pack(batch, bodies, numbers, self._last + 1, time.time_ns() // 1000)
+            numbers, new = self._names.assign(name for part in parts for name in part.names)
+            group = pack(parts, numbers, self._last + 1, time.time_ns() // 1000)
             self._intake.store(group, new)
             self._names.keep(numbers, new)
             self._presence.expect()
-        self._last += len(batch)
-        self.pace.added(len(batch), len(group.body))
+        self._last += group.events
+        self.pace.added(group.events, len(group.body))
         if level == "power":
             self._synced = self._last
         self._watchers.tell(self._last)

@@ -49,10 +49,16 @@ class Fence:
             following[request] = expected
         return following
 
-    def admit(self, batch: Sequence[Event]) -> None:
-        """`check` and `advance` in one step, for a writer to whom nothing can happen in between."""
+    def admit(self, batch: Sequence[Event], *, dense: bool = False) -> None:
+        """`check` and `advance` in one step, for a writer to whom nothing can happen in between.
+
+        dense  whether the events are known to be of one life, and their numbers to follow each other
+        """
         request = batch[0].request
         known = self._next.get(request)
+        if dense and known == batch[0].seq:
+            self._next[request] = known + len(batch)
+            return
         expected = self._expected(batch[0]) if known is None else known
         for event in batch:
             if event.request is not request:

@@ -5,19 +5,19 @@ plain columns of its events stand beside them as JSON, which view `events` lays 
 the events of one life: a row for every run of them within a group.
 """
 
-import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeAlias, get_type_hints
+from typing import Final, TypeAlias
 
 import msgspec
 
-from kvsweep.ledger.codec import EVENT_TYPES, Bodies, decode, decode_batch, decode_group, list_head, split_batch
+from kvsweep.ledger import store_native
+from kvsweep.ledger.codec import decode, decode_batch, decode_group, list_head, split_batch
 from kvsweep.ledger.errors import LogCorrupt, LogError
 from kvsweep.ledger.event_base import Event
-from kvsweep.ledger.ids import Operation
 from kvsweep.ledger.store import Position
 from kvsweep.ledger.store_file import Row
+from kvsweep.ledger.store_part import Part
 
 SCHEMA: Final = 2
 
@@ -48,14 +48,7 @@ Plain: TypeAlias = tuple[int, int, int, str, int | None, int | None, int, int]
 Place: TypeAlias = tuple[int, int, int, int, int, int, int]
 """rid, epoch, number of the first event, events, position, offset, bytes: one life's run of events in a group."""
 
-_JSON: Final = msgspec.json.Encoder()
 _PLAIN: Final[msgspec.json.Decoder[list[Plain]]] = msgspec.json.Decoder(list[Plain])
-
-_NAMED: Final[Mapping[type[Event], tuple[str, bool, bool]]] = {
-    kind: (name, get_type_hints(kind).get("operation") in (Operation, Operation | None), "rank" in get_type_hints(kind))
-    for name, kind in EVENT_TYPES.items()
-}
-"""Event type -> its name, whether it has an operation, whether it has a rank."""
 
 
 def crc_of(*columns: object) -> int:
@@ -76,56 +69,18 @@ class Group(msgspec.Struct, frozen=True):
     places: str
 
 
-def pack(batch: Sequence[Event], bodies: Bodies, numbers: Mapping[str, int], first: Position, time: int) -> Group:
+def pack(parts: Sequence[Part], numbers: Mapping[str, int], first: Position, time: int) -> Group:
     """A group of events.
 
-    bodies   the same events, encoded
     numbers  the number of each request id
     first    position of the first event
     time     microseconds since 1970
     """
-    plain: list[Plain] = []
-    places: list[list[int]] = []
-    crcs: list[int] = []
-    data, offset, run = memoryview(bodies.data), bodies.start, [-1, -1, 0, 0, 0, 0, 0]
-    crc = zlib.crc32(data[:offset])
-    for index, (event, size) in enumerate(zip(batch, bodies.sizes, strict=True)):
-        request, seq = event.request, event.seq
-        name, has_operation, has_rank = _NAMED[type(event)]
-        operation: Operation | None = event.operation if has_operation else None  # type: ignore[attr-defined]
-        rid = numbers[request.request_id]
-        crc = zlib.crc32(data[offset : offset + size], crc)
-        crcs.append(crc)
-        plain.append(
-            (
-                rid,
-                request.request_epoch,
-                seq,
-                name,
-                operation.operation_id if operation is not None else None,
-                event.rank if has_rank else None,  # type: ignore[attr-defined]
-                offset,
-                size,
-            )
-        )
-        if run[0] == rid and run[1] == request.request_epoch:
-            run[3] += 1
-            run[6] += size
-        else:
-            run = [rid, request.request_epoch, seq, 1, first + index, offset, size]
-            places.append(run)
-        offset += size
-    text, checksums = _JSON.encode(plain).decode(), struct.pack(f"<{len(crcs)}I", *crcs)
-    return Group(
-        first=first,
-        events=len(plain),
-        time=time,
-        crc=crc_of(first, len(plain), time, checksums, text),
-        crcs=checksums,
-        plain=text,
-        body=bodies.data,
-        places=_JSON.encode(places).decode(),
-    )
+    own = [[numbers[name] for name in part.names] for part in parts]
+    crcs, plain, body, places = store_native.pack_parts(parts, own, first)
+    events = len(crcs) // 4
+    crc = crc_of(first, events, time, crcs, plain)
+    return Group(first=first, events=events, time=time, crc=crc, crcs=crcs, plain=plain, body=body, places=places)
 
 
 def unpack(row: Row) -> list[Event]:

@@ -12,7 +12,7 @@ from typing import Final, Protocol, TypeAlias
 
 from msgspec import Struct
 
-from kvsweep.ledger.codec import Bodies, encode_group
+from kvsweep.ledger import store_native
 from kvsweep.ledger.errors import LogError
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import RequestKey
@@ -30,6 +30,7 @@ from kvsweep.ledger.store import (
 )
 from kvsweep.ledger.store_fence import Fence
 from kvsweep.ledger.store_pace import Pace
+from kvsweep.ledger.store_part import Part
 from kvsweep.ledger.store_watch import Watcher, Watchers
 
 # A larger backlog is stored in several groups, so that acknowledgements keep coming and no row is huge.
@@ -40,7 +41,7 @@ GROUP_BYTES: Final = 2**20
 class Backing(LogStore, Protocol):
     """The store behind the queue; after construction only the queue's thread calls it."""
 
-    def append_encoded(self, batch: Sequence[Event], bodies: Bodies, *, level: Level) -> Position: ...
+    def append_parts(self, parts: Sequence[Part], *, level: Level) -> Position: ...
 
     def following(self, request: RequestKey) -> int: ...
 
@@ -51,10 +52,9 @@ class Backing(LogStore, Protocol):
 
 
 class _Batch(Struct, frozen=True, gc=False):
-    """What one `append` handed over."""
+    """What one `append` handed over. Nothing that the collector counts: it would run on the serving thread."""
 
-    events: tuple[Event, ...]
-    bodies: Bodies
+    part: Part
     level: Level
 
 
@@ -79,6 +79,7 @@ class QueuedLog:
         self._reader: LogStore | None = None
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._watchers = Watchers()
+        self._encode = store_native.encode_part
         self._last = backing.durable()  # handed over
         self._durable: dict[Level, Position] = {"process": self._last, "power": backing.durable("power")}
         # Counted up on one side each, so that no lock is needed: what waits is the difference.
@@ -103,12 +104,11 @@ class QueuedLog:
             expect_position(expected, self._last)
         if not batch:
             return self._last
-        events = tuple(batch)
-        bodies = encode_group(events)
-        self._fence.admit(events)
-        self._last += len(events)
-        self._given_bytes += len(bodies.data)
-        self._queue.put(_Batch(events, bodies, level))
+        part = self._encode(batch)
+        self._fence.admit(batch, dense=part.dense)
+        self._last += len(batch)
+        self._given_bytes += len(part.data)
+        self._queue.put(_Batch(part, level))
         return self._last
 
     def durable(self, level: Level = "process") -> Position:
@@ -226,8 +226,8 @@ class QueuedLog:
         item = self._queue.get()
         while isinstance(item, _Batch):
             group.append(item)
-            events += len(item.events)
-            size += len(item.bodies.data)
+            events += item.part.events
+            size += len(item.part.data)
             if events >= GROUP_EVENTS or size >= GROUP_BYTES:
                 return group, None
             try:
@@ -238,9 +238,7 @@ class QueuedLog:
 
     def _store(self, group: list[_Batch]) -> None:
         level: Level = "power" if any(batch.level == "power" for batch in group) else "process"
-        events = [event for batch in group for event in batch.events]
-        bodies = Bodies.joined([batch.bodies for batch in group])
-        position = self._backing.append_encoded(events, bodies, level=level)
-        self._stored_bytes += sum(len(batch.bodies.data) for batch in group)
+        position = self._backing.append_parts([batch.part for batch in group], level=level)
+        self._stored_bytes += sum(len(batch.part.data) for batch in group)
         self._durable = {"process": position, "power": position if level == "power" else self._durable["power"]}
         self._watchers.tell(position)

@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from kvsweep.ledger.codec import encode_group
+from kvsweep.ledger import store_native
 from kvsweep.ledger.errors import LogCorrupt, LogError
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.store import Position, Snapshot
@@ -62,8 +62,9 @@ class _Copy:
         self.first, self.last = header.first, header.first - 1
 
     def add(self, events: list[Event], time: int) -> None:
-        numbers, new = self._names.assign(event.request.request_id for event in events)
-        self._intake.store(pack(events, encode_group(events), numbers, self.last + 1, time), new)
+        part = store_native.encode_part(events)
+        numbers, new = self._names.assign(part.names)
+        self._intake.store(pack([part], numbers, self.last + 1, time), new)
         self._names.keep(numbers, new)
         self.last += len(events)
 

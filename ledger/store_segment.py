@@ -31,6 +31,7 @@ from kvsweep.ledger.store_format import (
     unpack_run,
     unpack_some,
 )
+from kvsweep.ledger.store_part import part_of
 from kvsweep.ledger.store_snapshot import decode_state, encode_state
 
 CHUNK: Final = 32  # groups or runs a query: a reader holds no transaction while its caller works
@@ -127,7 +128,7 @@ class GroupSegment:
             # As they were written: an event that has got a field since is encoded otherwise today.
             head = len(list_head(len(events)))
             bodies = Bodies(body, [len(piece) for piece in split_batch(body[head:], len(events))])
-            again = pack(events, bodies, names, first, time)
+            again = pack([part_of(events, bodies)], names, first, time)
             places = msgspec.json.decode(again.places, type=list[Place])
             found = [self._place(place) == (*place[3:5], first, *place[5:]) for place in places]
             if plain != again.plain or not all(found):

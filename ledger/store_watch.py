@@ -4,8 +4,10 @@ import os
 from collections.abc import Callable
 from typing import TypeAlias
 
+from kvsweep.ledger import store_native
 from kvsweep.ledger.errors import LogError
 from kvsweep.ledger.store import Position
+from kvsweep.ledger.store_native import Seen
 
 Watcher: TypeAlias = Callable[[Position], None]
 
@@ -37,21 +39,22 @@ class Presence:
     """
 
     def __init__(self, path: str) -> None:
-        self._paths = (path, f"{path}-wal")
-        self._seen: dict[str, tuple[int, int, int]] = {}
+        self._look = store_native.look
+        self._seen: list[tuple[str, bytes, Seen | None]] = [
+            (name, os.fsencode(name), None) for name in (path, f"{path}-wal")
+        ]
 
     def expect(self) -> None:
         """Raise LogError for what happened to a file since the last call."""
-        for path in self._paths:
-            try:
-                found = os.stat(path)
-            except FileNotFoundError as error:
-                if path not in self._seen:
+        for at, (path, name, before) in enumerate(self._seen):
+            found = self._look(name)
+            if found is None:
+                if before is None:
                     continue  # the write-ahead file comes with the first write
-                raise LogError(f"{path} was removed under its writer") from error
-            inode, device, size = self._seen.get(path, (found.st_ino, found.st_dev, 0))
-            if (found.st_ino, found.st_dev) != (inode, device):
-                raise LogError(f"{path} was replaced under its writer")
-            if found.st_size < size:
-                raise LogError(f"{path} was shortened under its writer: expected {size} bytes, got {found.st_size}")
-            self._seen[path] = (inode, device, found.st_size)
+                raise LogError(f"{path} was removed under its writer")
+            if before is not None and found != before:
+                if found[:2] != before[:2]:
+                    raise LogError(f"{path} was replaced under its writer")
+                if found[2] < before[2]:
+                    raise LogError(f"{path} was shortened under its writer: expected {before[2]} bytes, got {found[2]}")
+            self._seen[at] = (path, name, found)

@@ -1,13 +1,12 @@
 """Retain: build the new view from kept slots and adopted tail blocks by remap, move or pack; start it in one batch."""
 
-import hashlib
-
 import msgspec
 import numpy as np
 
 from kvsweep.kernels.csr import Csr
 from kvsweep.ledger import events as e
 from kvsweep.ledger.errors import PoolExhausted, Refused
+from kvsweep.ledger.hashing import sha256
 from kvsweep.ledger.ids import HOLE, Int32, Logical, Operation, Physical, Rows, Slot, int32_view
 from kvsweep.ledger.messages import MoveBlocks, Reserve, Reserved, Retain
 from kvsweep.ledger.ragged import empty_like, first_beyond, first_unsorted, joined_rows, rows_like
@@ -20,7 +19,7 @@ from kvsweep.runtime.retain_plan import RetainPlan, plan_pack, plan_retain, unio
 
 def retain_digest(command: Retain) -> str:
     """SHA-256 of what is asked: slots, adopted blocks, revision, pack."""
-    return hashlib.sha256(msgspec.msgpack.encode(command, order="deterministic")).hexdigest()
+    return sha256(msgspec.msgpack.encode(command, order="deterministic")).hex()
 
 
 def retain(batch: Batch, context: Context, command: Retain, reserved: Reserved | None) -> Operation | Reserve:

@@ -1,7 +1,5 @@
 """Select: plan the difference, then either publish a keep map (zero bytes) or start one transfer, in one batch."""
 
-import hashlib
-
 import msgspec
 import numpy as np
 from msgspec import Struct
@@ -10,6 +8,7 @@ from kvsweep.ledger import events as e
 from kvsweep.ledger.errors import Refused
 from kvsweep.ledger.event_base import LaneName, SourceKind
 from kvsweep.ledger.fold import legal_now
+from kvsweep.ledger.hashing import sha256
 from kvsweep.ledger.ids import Operation, Physical, RequestKey, Rows, Slot, Source, Token, int32_view, no_rows
 from kvsweep.ledger.messages import (
     BlockSelection,
@@ -49,7 +48,7 @@ class CannotPlan(Exception):
 
 def selection_digest(selection: BlockSelection) -> str:
     """SHA-256 of the whole selection: what the log names instead of scores and tails."""
-    return hashlib.sha256(msgspec.msgpack.encode(selection, order="deterministic")).hexdigest()
+    return sha256(msgspec.msgpack.encode(selection, order="deterministic")).hex()
 
 
 def next_operation(state: State, request: RequestState) -> Operation:

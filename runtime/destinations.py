@@ -7,8 +7,10 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from kvsweep.ledger import compiled
 from kvsweep.ledger.holding import EMPTY
-from kvsweep.ledger.ids import Int32, Logical, Physical, RequestKey, Rows
+from kvsweep.ledger.ids import Int32, Logical, Physical, RequestKey, Rows, int32_view
+from kvsweep.ledger.kept import kept
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.ownership import Ownership
 from kvsweep.ledger.ragged import ends_of, joined_rows
@@ -21,9 +23,19 @@ class VacantAreas:
         self.layers = layout.group_layers(group)
         self.blocks, held = ownership.occupancy(request, group, layout)
         self._at = {layer: row for row, layer in enumerate(self.layers)}
-        self._vacant: npt.NDArray[np.bool_] = ~held
-        fullness = np.add.reduce(held, axis=0, dtype=np.int32)
-        self._order = np.argsort(-fullness, kind="stable")  # fullest first, lowest id among equals
+        self._held = held  # as it was found: nothing that is taken here
+        self._rows = layout.rows_of_group(group)
+        self._taken = False
+
+    @kept
+    def _vacant(self) -> npt.NDArray[np.bool_]:
+        return ~self._held
+
+    @kept
+    def _order(self) -> npt.NDArray[np.intp]:
+        """Fullest first, lowest id among equals."""
+        fullness = np.add.reduce(self._held, axis=0, dtype=np.int32)
+        return np.argsort(-fullness, kind="stable")
 
     def fullest(self, layers: Int32, wanted: Int32) -> tuple[Int32, Int32, int]:
         """For each layer its first `wanted` vacant blocks, fullest block first.
@@ -31,6 +43,10 @@ class VacantAreas:
         layers, wanted  int32[rows]
         Returns the blocks, row after row, how many of each row, and how many were vacant in all.
         """
+        if compiled.sets is not None and not self._taken:
+            rows = int32_view(self._rows)[layers]
+            blocks, counts, there = compiled.sets.fullest(self._held, self.blocks, rows, wanted)
+            return int32_view(blocks), int32_view(counts), there
         vacant = np.take(self._vacant, self._order, axis=1)
         if layers.size != len(self.layers):
             vacant = vacant[np.searchsorted(self.layers, layers)]
@@ -54,6 +70,7 @@ class VacantAreas:
 
     def take(self, layer: int, block: int) -> None:
         self._vacant[self._at[layer], self._index(block)] = False
+        self._taken = True
 
     def _index(self, block: int) -> int | None:
         at = int(np.searchsorted(self.blocks, block))

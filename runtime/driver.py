@@ -65,6 +65,9 @@ Reports = Done | Acknowledged | ProcessStarted | ProcessLost
 StartsWork = Select | Retain | OpenTail | SealTail | RegisterSources | PublishPrefix | AttachPrefix
 """Refused as `Busy` while the log is behind by its bound. Whatever ends work, or says that it has ended, never is."""
 
+PLANNED = frozenset({e.UploadPlanned, e.RetainPlanned})
+ENDED = frozenset({e.UploadAborted, e.RetainAborted, e.StoreAborted, e.TransferSettled})
+
 
 class Driver:
     """One owner thread. Effects leave `poll` only when what caused them survives what they need it to survive.
@@ -250,6 +253,8 @@ class Driver:
 
     def _follow(self, event: Event) -> None:
         """An aborted operation is asked after until every rank is terminal."""
+        if type(event) not in ENDED:
+            return
         match event:
             case e.UploadAborted() | e.RetainAborted() | e.StoreAborted() if settling(self.state, event.operation):
                 self._deadlines.settle_again(event.operation)
@@ -347,7 +352,7 @@ class Driver:
             self.core.adopt(turn)
             self._outbox.put(self._position, turn.effects)
             return turn
-        if any(isinstance(event, e.UploadPlanned | e.RetainPlanned) for event in turn.events):
+        if any(type(event) in PLANNED for event in turn.events):
             turn = replace(turn, events=tuple(_timed(event, plan_s) for event in turn.events))
         try:
             position = self.log.append(turn.events, level=self._outbox.level(turn.effects))
@@ -387,6 +392,6 @@ class Driver:
 
 
 def _timed(event: Event, plan_s: float) -> Event:
-    if isinstance(event, e.UploadPlanned | e.RetainPlanned):
+    if type(event) in PLANNED:
         return replace(event, measured=Measured(plan_s=plan_s))
     return event

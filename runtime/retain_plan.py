@@ -58,12 +58,17 @@ def plan_retain(
     else one table a layer where the backend reads such (B3); else bytes move. Never in place.
     """
     classes = (kernels or choose_kernels()).row_classes(Csr(table.row_ptr, table.ids))
-    groups = layout.group_of_layer[table.layers]
-    if all(np.unique(classes[groups == group]).size <= 1 for group in range(layout.groups)):
+    if _alike(classes, layout.group_of_layer[table.layers], layout.groups):
         return _remap("shared", keep, layout)
     if layer_tables:
         return _remap("layer", keep, layout)
     return _byte_move(dict(table.items()), keep, ownership, request, layout)
+
+
+def _alike(classes: Int32, group_of_row: Int32, groups: int) -> bool:
+    """Whether the rows of each group are all of one class."""
+    parts = (classes,) if groups == 1 else (classes[group_of_row == group] for group in range(groups))
+    return all(part.size == 0 or bool((part == part[0]).all()) for part in parts)
 
 
 def union_keep(keep: Rows[Slot], counts: Mapping[int, int]) -> Rows[Slot]:

@@ -14,6 +14,7 @@ from rich.table import Table
 import kvsweep
 from kvsweep.kernels.cuda.nvidia import describe_device, why_no_device
 from kvsweep.kernels.table import choose_kernels, describe, why_not_native
+from kvsweep.ledger import compiled, store_native
 
 WAL_FIX = (3, 51, 3)  # first SQLite in which two connections can no longer corrupt a WAL that is reset
 
@@ -36,6 +37,7 @@ def examine() -> list[Finding]:
         *(_library(name, why) for name, why in LIBRARIES.items()),
         _model(),
         _native(),
+        _ledger(),
         _cuda(),
         _sqlite(),
     ]
@@ -75,6 +77,15 @@ def _native() -> Finding:
     if missing:
         return Finding(part="native kernels", active=False, detail=f"{missing}: the numpy kernels run instead")
     return Finding(part="native kernels", active=True, detail=describe(choose_kernels("native")))
+
+
+def _ledger() -> Finding:
+    missing = store_native.why_not_native() or compiled.why_not_compiled()
+    if missing:
+        detail = f"{missing}: Python does what it is for, at two to three times the cost"
+        return Finding(part="native ledger", active=False, detail=detail)
+    detail = "checks, encodes and packs events, answers questions about ids"
+    return Finding(part="native ledger", active=True, detail=detail)
 
 
 def _cuda() -> Finding:

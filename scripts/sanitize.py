@@ -1,41 +1,47 @@
-"""Run tests against another build of the native extension: `python scripts/sanitize.py EXTENSION PYTEST-ARGUMENTS…`.
+"""Run tests against another build of the extensions: `python scripts/sanitize.py EXTENSION… PYTEST-ARGUMENTS…`.
 
-The file is loaded in place of the installed one before anything imports it. `./check --full` does this with a build
-that has the address and the undefined-behaviour sanitizer in it.
+The files are loaded in place of the installed ones before anything imports those. `./check --full` does this with
+builds that have the address and the undefined-behaviour sanitizer in them.
 """
 
 import importlib.machinery
 import importlib.util
+import itertools
 import sys
 from pathlib import Path
 
 import pytest
 
-NAME = "kvsweep.kernels._native"
+FOLDERS = {"_native": "kvsweep.kernels", "_store": "kvsweep.ledger", "_sets": "kvsweep.ledger"}
 
 
 def load(extension: Path) -> None:
-    """Load the extension and put it where `import kvsweep.kernels._native` finds it."""
-    import kvsweep.kernels
-
-    loader = importlib.machinery.ExtensionFileLoader(NAME, str(extension))
-    spec = importlib.util.spec_from_file_location(NAME, extension, loader=loader)
+    """Load the extension and put it where an import of its name finds it."""
+    name = extension.name.partition(".")[0]
+    if name not in FOLDERS:
+        raise SystemExit(f"{extension}: expected one of {', '.join(FOLDERS)}")
+    folder = importlib.import_module(FOLDERS[name])
+    dotted = f"{FOLDERS[name]}.{name}"
+    loader = importlib.machinery.ExtensionFileLoader(dotted, str(extension))
+    spec = importlib.util.spec_from_file_location(dotted, extension, loader=loader)
     if spec is None:
         raise SystemExit(f"{extension} is no extension module")
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
-    sys.modules[NAME] = module
-    vars(kvsweep.kernels)["_native"] = module
+    sys.modules[dotted] = module
+    vars(folder)[name] = module
 
 
 def main() -> int:
-    if len(sys.argv) < 2:
+    extensions = list(itertools.takewhile(lambda argument: argument.endswith(".so"), sys.argv[1:]))
+    if not extensions:
         raise SystemExit(__doc__)
-    load(Path(sys.argv[1]).resolve())
+    for extension in extensions:
+        load(Path(extension).resolve())
     # Capture by file descriptor would swallow the sanitizer's report. The package has imported anyio by now, whose
     # assertions pytest would rather have rewritten: a warning, which the settings make an error.
     late = "-Wignore:Module already imported:pytest.PytestAssertRewriteWarning"
-    return int(pytest.main(["--capture=sys", late, *sys.argv[2:]]))
+    return int(pytest.main(["--capture=sys", late, *sys.argv[1 + len(extensions) :]]))
 
 
 if __name__ == "__main__":

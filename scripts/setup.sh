@@ -59,7 +59,7 @@ stamp_value() {
 import hashlib, pathlib, sys
 root = pathlib.Path(sys.argv[1])
 # What an installation is made of: its settings, and the sources that were compiled.
-made_of = [root / "pyproject.toml", root / "CMakeLists.txt", *sorted((root / "kernels/native").iterdir())]
+made_of = [root / "pyproject.toml", root / "CMakeLists.txt", *sorted(root.glob("*/native/*"))]
 digest = hashlib.sha256(b"".join(path.read_bytes() for path in made_of))
 print(digest.hexdigest(), sys.version.split()[0], root)
 PY
@@ -92,8 +92,8 @@ install() {
     make_venv
     say "installing kvsweep[$extra] into .venv (the first time fetches about 1 GB)"
     pip_install -e "$ROOT[$extra]" || die "pip could not install kvsweep[$extra]; its last lines above say why"
-    "$PYTHON" -c 'import kvsweep.kernels._native' 2>/dev/null ||
-      say "the native kernels were not built (a C++20 compiler is needed): the NumPy kernels run, slower, same results"
+    "$PYTHON" -c 'import kvsweep.kernels._native, kvsweep.ledger._sets, kvsweep.ledger._store' 2>/dev/null ||
+      say "the native code was not built (a C++20 compiler is needed): NumPy and Python run, slower, same results"
     stamp_value >"$VENV/kvsweep-$extra.stamp"
   fi
   install_model

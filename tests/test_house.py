@@ -29,7 +29,9 @@ PRODUCT = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*
 TOP = sorted((ROOT / "src/kvsweep").glob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 SCRIPTS = sorted((ROOT / "scripts").glob("*.py"))
-NATIVE = sorted(path for kind in ("cpp", "hpp", "cu") for path in (ROOT / "kernels").rglob(f"*.{kind}"))
+NATIVE = sorted(
+    path for folder in FOLDERS for kind in ("cpp", "hpp", "cu") for path in (ROOT / folder).rglob(f"*.{kind}")
+)
 # Where a clock, a file or a thread is allowed inside ledger/: the stores.
 STORES = re.compile(r"ledger/(sqlite|stores?\w*)(\.py|/.*)")
 IMPURE_MODULES = frozenset(

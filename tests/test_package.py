@@ -27,7 +27,9 @@ def shipped() -> dict[str, bytes]:
         if path.is_file()
         and "__pycache__" not in path.parts
         and path.suffix != ".pyc"
-        and not name.startswith("kernels/native/")  # C++ sources: what they become is shipped instead
+        and not name.startswith(
+            ("kernels/native/", "ledger/native/")
+        )  # C++ sources: what they become is shipped instead
     }
 
 
@@ -62,8 +64,9 @@ def test_the_wheel_carries_every_file_of_the_folders(built: Path) -> None:
     wanted = shipped()
     built_here = sorted(inside.keys() - wanted.keys())
     assert wanted.keys() <= inside.keys()
-    assert len(built_here) == 1, f"the native kernels and nothing else, got {built_here}"
-    assert re.fullmatch(r"kernels/_native\..*\.so", built_here[0])
+    assert len(built_here) == 3, f"the three extensions and nothing else, got {built_here}"
+    for name, extension in zip(built_here, ("kernels/_native", "ledger/_sets", "ledger/_store"), strict=True):
+        assert re.fullmatch(rf"{extension}\..*\.so", name)
     assert [name for name in wanted if inside[name] != wanted[name]] == []
     assert len(licences) == 1
 

@@ -23,6 +23,18 @@ auto unlocked(const Work& work) {
     return work();
 }
 
+// Work on lists of `size` ids or scores. Short work keeps the lock: another thread that asks for it would get it now and
+// hold it for longer than the work takes.
+constexpr std::int64_t short_work = 1 << 18;
+
+template <class Work>
+auto unlocked_if_long(std::int64_t size, const Work& work) {
+    if (size < short_work) {
+        return work();
+    }
+    return unlocked(work);
+}
+
 // Pool of read-only or writable areas; `rows` comes checked against row_ptr.
 template <class PoolArray>
 Pool pool_of(const PoolArray& pool, const Ids& layers, const Rows& rows) {
@@ -169,7 +181,9 @@ nb::tuple bind_plan_diff(nb::handle want_ptr, nb::handle want_ids, nb::handle ta
     out.pad_ids = next;
     out.capacity = capacity;
     const Run run = run_of(isa, 1);
-    const DiffSummary plan = unlocked([&] { return plan_diff(want, tail, held, limit, shared_table, out, run); });
+    const DiffSummary plan = unlocked_if_long(want.count + tail.count + held.count, [&] {
+        return plan_diff(want, tail, held, limit, shared_table, out, run);
+    });
     return nb::make_tuple(plan.full, plan.common, plan.largest, out.upload_ptr[rows], out.pad_ptr[rows]);
 }
 
@@ -182,7 +196,7 @@ void bind_select_top(nb::handle scores, nb::handle out, int emit, int isa, int t
     }
     expect_apart(ids, values, "out");
     const Run run = run_of(isa, threads);
-    unlocked([&] {
+    unlocked_if_long(values.size(0) * values.size(1), [&] {
         const auto form = static_cast<Emit>(emit);
         select_top(values.data(), values.size(0), values.size(1), ids.size(1), form, ids.data(), run);
     });
@@ -196,7 +210,7 @@ void bind_remap_rows(nb::handle physical_ptr, nb::handle physical_ids, nb::handl
     const Rows table = rows_of(table_p, table_i, "physical.row_ptr"), keep = rows_of(keep_p, keep_i, "keep.row_ptr");
     result.expect(0, keep.count, "out");
     const Run run = run_of(isa, 1);
-    unlocked([&] { remap_rows(table, keep, result.data(), run); });
+    unlocked_if_long(keep.count, [&] { remap_rows(table, keep, result.data(), run); });
 }
 
 void bind_row_classes(nb::handle row_ptr, nb::handle ids, nb::handle out, int isa) {
@@ -205,7 +219,7 @@ void bind_row_classes(nb::handle row_ptr, nb::handle ids, nb::handle out, int is
     const Rows rows = rows_of(pointers, all, "row_ptr");
     classes.expect(0, rows.rows, "out");
     const Run run = run_of(isa, 1);
-    unlocked([&] { row_classes(rows, classes.data(), run); });
+    unlocked_if_long(rows.count, [&] { row_classes(rows, classes.data(), run); });
 }
 
 std::int64_t bind_retired(nb::handle owned, nb::handle referenced, std::int64_t blocks, nb::handle out, int isa) {
@@ -213,7 +227,7 @@ std::int64_t bind_retired(nb::handle owned, nb::handle referenced, std::int64_t 
     const Array<std::int32_t, 1> result(out, "out");
     result.expect(0, mine.size(0), "out");
     const Run run = run_of(isa, 1);
-    return unlocked([&] {
+    return unlocked_if_long(mine.size(0) + theirs.size(0), [&] {
         return retired(mine.data(), mine.size(0), theirs.data(), theirs.size(0), blocks, result.data(), result.size(0),
                        run);
     });

@@ -25,6 +25,7 @@ from kvsweep.ledger.fold import apply
 from kvsweep.ledger.sqlite import SqliteLog
 from kvsweep.ledger.state import EMPTY, State
 from kvsweep.ledger.store import Snapshot, open_log
+from kvsweep.ledger.store_native import encode_part, why_not_native
 from kvsweep.runtime.recovery import fold_log
 from kvsweep.scenarios.bench.log_busy import NO_BOUND, Done, Ledger, Nothing, Threaded, serve
 from kvsweep.scenarios.bench.log_events import batches, endless, life_key, plain_lives, rounds, rounds_of
@@ -228,7 +229,7 @@ class LogBench:
         log, state, digest, group, written = SqliteLog(path), EMPTY, Digest(), list[Event](), 0
 
         def store(state: State) -> None:
-            log.append_encoded(group, encode_group(group), level="process")
+            log.append_parts([encode_part(group)], level="process")
             log.pace.added(len(group), 500 * len(group))
             if log.snapshot_due():
                 log.keep_snapshot(
@@ -338,6 +339,7 @@ def run_log_bench(
             "seed": SEED,
             "clock": clock,
             "rounds": sizes.rounds,
+            "ledger": "python" if why_not_native() else "native",
         },
         rows=bench.rows,
         figures=bench.figures,

@@ -4,10 +4,9 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvsweep.ledger.codec import Bodies
-from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.sqlite import SqliteLog
 from kvsweep.ledger.store import Level, Position, QueueBounds
+from kvsweep.ledger.store_part import Part
 from kvsweep.ledger.store_queue import QueuedLog
 
 
@@ -22,14 +21,14 @@ class Gate(SqliteLog):
         self._arrived, self._permits = threading.Semaphore(0), threading.Semaphore(0)
         self._open = False
 
-    def append_encoded(self, batch: Sequence[Event], bodies: Bodies, *, level: Level) -> Position:
+    def append_parts(self, parts: Sequence[Part], *, level: Level) -> Position:
         self._arrived.release()
         if not self._open:
             self._permits.acquire()
         if self.fault is not None:
             raise self.fault
-        self.groups.append((len(batch), level))
-        return super().append_encoded(batch, bodies, level=level)
+        self.groups.append((sum(part.events for part in parts), level))
+        return super().append_parts(parts, level=level)
 
     def wait(self) -> None:
         """Until a group has come to the gate."""

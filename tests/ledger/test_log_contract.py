@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kvsweep.ledger import events as e
+from kvsweep.ledger import store_native, store_part
 from kvsweep.ledger.codec import EVENT_TYPES, RULES, SCHEMA
 from kvsweep.ledger.errors import LayoutError, LogError, SequenceConflict, SettingsError
 from kvsweep.ledger.event_base import Event
@@ -17,8 +18,13 @@ from kvsweep.ledger.store import LogStore, QueueBounds, Record, Stream, open_log
 FIRST, SECOND, LATER = RequestKey("a-b-c", 1), RequestKey("a-b", 1), RequestKey("a-b-c", 2)
 
 
-@pytest.fixture(params=["memory", "sqlite", "sqlite, written by a thread"])
-def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LogStore]:
+@pytest.fixture(
+    params=["memory", "sqlite", "sqlite, written by a thread", "sqlite, by the reference", "the same, by a thread"]
+)
+def log(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LogStore]:
+    if "reference" in request.param or "same" in request.param:
+        monkeypatch.setattr(store_native, "encode_part", store_part.encode_part)
+        monkeypatch.setattr(store_native, "pack_parts", store_part.pack_parts)
     url = "memory:" if request.param == "memory" else f"sqlite:{tmp_path / 'ledger.db'}"
     store = open_log(url, queue=QueueBounds() if "thread" in request.param else None)
     yield store

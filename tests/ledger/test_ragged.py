@@ -1,6 +1,6 @@
 """Whole-array questions about rows, each against the same question asked list by list."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvsweep.ledger import compiled
 from kvsweep.ledger.holding import distinct, missing_from, union, without
 from kvsweep.ledger.ids import Int32, Logical, Rows
 from kvsweep.ledger.ragged import (
@@ -19,9 +20,8 @@ from kvsweep.ledger.ragged import (
     first_outside,
     first_repeated,
     first_unsorted,
+    ids_at,
     joined_rows,
-    places,
-    rows_like,
     same_rows,
     slots_of,
 )
@@ -31,6 +31,17 @@ Lists = dict[int, list[int]]
 IDS = st.lists(st.integers(0, 9), max_size=5)
 TABLES = st.dictionaries(st.integers(0, 4), IDS, max_size=4)
 ANY_IDS = st.dictionaries(st.integers(0, 4), st.lists(st.integers(-3, 12), max_size=5), max_size=4)
+
+
+@pytest.fixture(autouse=True, scope="module", params=["numpy", "compiled"])
+def _form(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Both forms of what is asked here."""
+    built = compiled.sets
+    if request.param == "compiled" and built is None:
+        pytest.skip("the compiled form is not built here")
+    compiled.sets = built if request.param == "compiled" else None
+    yield
+    compiled.sets = built
 
 
 def rows(lists: Lists) -> Rows[Any]:
@@ -87,7 +98,7 @@ def test_slots_name_places_and_ids_name_slots(lists: Lists, data: st.DataObject)
         layer: sorted(data.draw(st.sets(st.integers(0, len(ids) - 1)))) if ids else [] for layer, ids in apart.items()
     }
     table: Rows[Logical] = rows(apart)
-    picked: Rows[Logical] = rows_like(rows(slots), table.ids[places(table, rows(slots))])
+    picked: Rows[Logical] = ids_at(table, rows(slots))
     picked.check()
     assert picked.as_lists() == {layer: [apart[layer][slot] for slot in slots[layer]] for layer in sorted(apart)}
     found = slots_of(table, picked)

@@ -16,6 +16,7 @@ from kvsweep.ledger.errors import LogCorrupt, LogError, UnknownSchema
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.sqlite import PAGE_BYTES, SqliteLog
 from kvsweep.ledger.store import open_log
+from kvsweep.ledger.store_part import part_of
 
 
 @pytest.fixture
@@ -170,11 +171,8 @@ def test_a_changed_place_is_noticed_without_reading_the_other_lives(
 def test_a_body_with_a_right_checksum_that_is_no_event_is_corrupt(path: Path) -> None:
     """A checksum says that the bytes are those written, not that they mean something."""
     log = SqliteLog(str(path))
-    log.append_encoded(
-        resumed(0, 1),
-        Bodies.of([b"\x93\x03\x92\xa5a-b-c\x01\x00", b"\x93\x03\x92\xa5a-b-c\x01\xff"]),
-        level="process",
-    )
+    bodies = Bodies.of([b"\x93\x03\x92\xa5a-b-c\x01\x00", b"\x93\x03\x92\xa5a-b-c\x01\xff"])
+    log.append_parts([part_of(resumed(0, 1), bodies)], level="process")
     for request in (None, KEY):
         records = log.read(request)
         with pytest.raises(LogCorrupt, match=r"position 2: RequestResumed\.seq: expected an integer from 0 .*, got -1"):
@@ -187,7 +185,7 @@ def test_an_older_event_with_fewer_fields_is_read_one_by_one(path: Path, written
     event = written.events[0]
     short = msgspec.msgpack.encode(msgspec.msgpack.decode(msgspec.msgpack.encode(event))[:-1])
     log = SqliteLog(str(path))
-    log.append_encoded([event], Bodies.of([short]), level="process")
+    log.append_parts([part_of([event], Bodies.of([short]))], level="process")
     assert [record.event for record in log.read()] == [record.event for record in log.read(event.request)] == [event]
     log.close()
 
