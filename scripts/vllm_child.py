@@ -16,7 +16,7 @@ import vllm.version
 from vllm import LLM, SamplingParams, TokensPrompt
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
-from kvsweep.scenarios.vllm.job import BLOCK, Answer, Batch, Engine, Fault, Ran, Token
+from kvsweep.scenarios.vllm.job import BLOCK, NO_SECOND, Answer, Batch, Engine, Fault, Ran, Token
 
 IDLE_STEPS = 2000  # after the last request; an engine that still works then is one that never ends
 
@@ -66,7 +66,7 @@ def start(engine: Engine) -> LLM:
         enforce_eager=engine.eager,
         skip_tokenizer_init=not engine.tokenizer,
         disable_log_stats=False,
-        max_logprobs=max(engine.logprobs, 1),
+        max_logprobs=max(engine.logprobs or 0, 1),
         logits_processors=["vllm_child:Forcing"],
         **transfer,
     )
@@ -89,7 +89,7 @@ def token_of(place: dict[int, Any], sampled: int) -> Token:
     """One position's logprobs: the sampled token's is always there, the best few are ranked."""
     best = sorted((one.rank, token, one.logprob) for token, one in place.items() if one.rank is not None)
     top = {token: logprob for _, token, logprob in best}
-    gap = best[0][2] - best[1][2] if len(best) > 1 and best[1][0] == 2 else math.inf
+    gap = best[0][2] - best[1][2] if len(best) > 1 and best[1][0] == 2 else NO_SECOND
     return Token(id=sampled, logprob=place[sampled].logprob, first=best[0][1], gap=gap, top=top)
 
 
@@ -123,7 +123,9 @@ def run(llm: LLM, engine: Engine, batch: Batch, number: int) -> Ran:
     seconds = time.perf_counter() - began
     idle = settle(core)
     outputs_of = [
-        [token_of(place, token) for token, place in zip(one.token_ids, one.logprobs or [], strict=True)]
+        [token_of(place, token) for token, place in zip(one.token_ids, one.logprobs, strict=True)]
+        if one.logprobs
+        else []
         for one in (done[name].outputs[0] for name in names)
     ]
     return Ran(

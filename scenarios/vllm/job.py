@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+NO_SECOND = 1e9  # a gap; JSON has no infinity
 BLOCK = 32  # tokens; the smallest that vLLM's CPU attention takes
 
 
@@ -23,7 +24,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     requests: int = 16  # running at a time
     connector: dict[str, Any] | None = None
     module: str | None = None  # where the connector's class is, when the entry point is not installed
-    logprobs: int = 2  # of each token, the sampled one's apart
+    logprobs: int | None = 2  # of each token, the sampled one's apart; None: not asked for, as serving mostly does
     multiprocess: bool = False  # the engine core in a process of its own, as a server has it
     tokenizer: bool = True
     role: str = "kv_both"
@@ -45,7 +46,7 @@ class Token(msgspec.Struct, frozen=True, array_like=True):
     id: int
     logprob: float
     first: int
-    gap: float  # between the best two, in nats; infinite where one was given
+    gap: float  # between the best two, in nats; NO_SECOND where one was given
     top: dict[int, float]  # logprobs of the best few
 
 

@@ -22,7 +22,7 @@ def check_overhead(kit: Kit, pairs: int = PAIRS) -> tuple[list[str], dict[str, A
     would make it one.
     """
     asked = Batch(prompts=prompts(kit.tokens, count=REQUESTS, shortest=33, longest=96), tokens=TOKENS)
-    shape: dict[str, Any] = {"blocks": 256, "context": 256, "requests": REQUESTS, "logprobs": 0}
+    shape: dict[str, Any] = {"blocks": 256, "context": 256, "requests": REQUESTS, "logprobs": None}
     stock = kit.engine("overhead-stock", **shape)
     ours = kit.engine("overhead-full", connector={"mode": "compact", "policy": "full"}, **shape)
     kit.said(f"  {stock.name} and {ours.name}, {pairs} pairs")
