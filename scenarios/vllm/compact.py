@@ -100,8 +100,8 @@ def check_capacity(kit: Kit) -> tuple[list[str], dict[str, Any], list[tuple[str,
 def common_faults(kit: Kit, engine: Engine, ours: Ran, summary: dict[str, Any], *, exact: bool) -> list[str]:
     """What must hold in every compact run: pool, checksums, ledger, and no more resident than was granted.
 
-    A view has what it had and what was uploaded until the keep that follows: twice the grant at most in any layer.
-    Until the readers of the view before it have ended its blocks are owned too: three times the grant.
+    A keep leaves at most the grant in any layer. Between an upload and its keep a view has what it had and what came:
+    twice the grant. (What a request owns includes its prompt until the first commit, so that has no such bound.)
     """
     found = [*pool_faults(ours), *summary_faults(summary, released=True, commits=1)]
     found += kit.replay_faults(engine, summary)
@@ -110,7 +110,7 @@ def common_faults(kit: Kit, engine: Engine, ours: Ran, summary: dict[str, Any], 
     connector = engine.connector or {}
     with Ledger.open(connector["ledger"]) as ledger:
         most, beyond = granted_most(ledger, budget=connector["budget"], least=SINK + RECENT)
-    for what, times in (("resident_blocks_max", 2), ("owned_blocks_max", 3)):
+    for what, times in (("kept_blocks_max", 1), ("resident_blocks_max", 2)):
         if summary[what] > times * most:
             found.append(f"{what}: expected at most {times * most} ({times} times the grant), got {summary[what]}")
     return found + beyond
