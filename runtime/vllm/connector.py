@@ -122,6 +122,8 @@ def _connector_class() -> type:
             worker = self.worker
             if worker is None:
                 return
+            if not worker.has_begun(self._connector_metadata):
+                selftest.refuse(["handle_preemptions: expected a call before the model runs, got none in this step"])
             worker.ask(metadata[layer_name])
             if worker.has_views:
                 metadata.update(zip(self._names, worker.tables(metadata[layer_name]), strict=True))

@@ -314,14 +314,13 @@ class SchedulerHalf:
         self._heard.append((rank, number))
 
     def _end(self, rank: int, step: int) -> None:
-        """One rank has done a step; the last one ends it."""
-        if step not in self.driver.core.steps.numbers:
-            return
-        done = self._done.setdefault(step, set())
-        done.add(rank)
-        if self._ranks <= done:
-            del self._done[step]
-            self.driver.end_step(step)
+        """One rank has done a step, and every one before it: a worker takes them in turn. The last rank ends a step."""
+        for number in sorted(number for number in self.driver.core.steps.numbers if number <= step):
+            done = self._done.setdefault(number, set())
+            done.add(rank)
+            if self._ranks <= done:
+                del self._done[number]
+                self.driver.end_step(number)
 
     def _pump(self) -> None:
         """Effects out, the producer's words and expired deadlines in, until nothing follows any more."""

@@ -78,6 +78,10 @@ class WorkerHalf:
                 self.scoring.forget(request)
         self._forgotten = {key for key in self._forgotten if not self.device.try_forget(key)}
 
+    def has_begun(self, meta: object) -> bool:
+        """Whether this step's plans have been performed: what must hold before a layer reads."""
+        return self._meta is meta
+
     @property
     def has_views(self) -> bool:
         """Whether some request of this step reads a view."""

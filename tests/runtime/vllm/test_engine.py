@@ -248,6 +248,20 @@ def test_a_step_ends_when_every_rank_has_done_it_and_not_before() -> None:
     settled(engine)
 
 
+def test_an_answer_that_is_lost_whole_holds_nothing_for_ever() -> None:
+    """A rank takes its steps in turn, so a later answer stands for the step of the lost one; its words come again."""
+    engine = Engine(blocks=40, ranks=2)
+    engine.add("r", prompt=6 * BLOCK, output=30)
+    for number in range(30):
+        engine.lost = (lambda ack: None) if number % 3 == 0 else (lambda ack: ack)
+        engine.step()
+    assert len(engine.half.driver.core.steps.numbers) <= 1
+    assert engine.half.counts.commits > 0
+    engine.lost = lambda ack: ack
+    engine.run()
+    settled(engine)
+
+
 def test_two_words_of_one_rank_are_not_two_ranks() -> None:
     """The published fault of counters: a rank that reports twice stands for one that never did."""
 
