@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -19,12 +21,13 @@ def check_model(kit: Kit) -> tuple[list[str], dict[str, Any], list[tuple[str, st
     given = prompts(kit.tokens, count=4, shortest=24, longest=160)
     engine = kit.engine("model-stock", blocks=64, context=256)
     (ran,) = kit.run(engine, Batch(prompts=given, tokens=TOKENS))
+    reference = oracle(kit.model)
     faults = []
     equal = excused = 0
     largest = 0.0
     for index, (prompt, output) in enumerate(zip(given, ran.outputs, strict=True)):
         said = [token.id for token in output]
-        logprobs = oracle(kit, [*prompt, *said])[len(prompt) - 1 : -1]
+        logprobs = reference([*prompt, *said])[len(prompt) - 1 : -1]
         best = logprobs.topk(2, dim=-1)
         for place, token in enumerate(output):
             first, gap = int(best.indices[place, 0]), float(best.values[place, 0] - best.values[place, 1])
@@ -51,12 +54,18 @@ def check_model(kit: Kit) -> tuple[list[str], dict[str, Any], list[tuple[str, st
     )
 
 
-def oracle(kit: Kit, tokens: list[int]) -> torch.Tensor:
-    """Log-probabilities [n, vocabulary] by the class that the folder itself names."""
+def oracle(folder: Path) -> Callable[[list[int]], torch.Tensor]:
+    """Tokens -> log-probabilities [n, vocabulary], by the class that the folder itself names."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     torch.set_num_threads(1)
-    model = AutoModelForCausalLM.from_pretrained(kit.model)
-    with torch.no_grad():
-        logits: torch.Tensor = model(torch.tensor(tokens)[None], use_cache=False).logits[0]
-    return logits.log_softmax(-1)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+
+    def logprobs(tokens: list[int]) -> torch.Tensor:
+        with torch.no_grad():
+            logits: torch.Tensor = model(torch.tensor(tokens)[None], use_cache=False).logits[0]
+        return logits.log_softmax(-1)
+
+    return logprobs

@@ -17,7 +17,7 @@ LONGEST: Final = 600  # characters of a sentence
 SETTINGS: Final[dict[str, tuple[dict[str, Any], tuple[str, ...]]]] = {
     "unknown setting": ({"budgit": 0.5}, ("budgit",)),
     "budget of 0": ({"mode": "compact", "budget": 0.0}, ("budget", "0")),
-    "budget of text": ({"mode": "compact", "budget": "half"}, ("budget", "float", "str")),
+    "budget of text": ({"mode": "compact", "budget": "half"}, ("budget", "float", "half")),
     "unknown policy": ({"mode": "compact", "policy": "random"}, ("policy", "random")),
     "hysteresis below 1": ({"mode": "compact", "hysteresis": 0.5}, ("hysteresis",)),
     "policy in lossless mode": ({"mode": "lossless", "policy": "quest"}, ("policy", "lossless", "quest")),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -11,17 +12,31 @@ from kvsweep.ledger.events import BlocksSelected, OwnersCommitted, ResidencyComm
 from kvsweep.ledger.replay import Ledger
 from kvsweep.scenarios.demo import run_demo
 from kvsweep.scenarios.options import DemoOptions
-from kvsweep.scenarios.vllm.kit import committed_twice, granted_most, kept_beyond_budget
+from kvsweep.scenarios.vllm.job import Engine
+from kvsweep.scenarios.vllm.kit import Kit, committed_twice, granted_most, kept_beyond_budget
 
 
 @pytest.fixture(scope="module")
-def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
-    """Of a small run of the demo: a quarter of the blocks, at least three."""
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Ledger of a small run of the demo: a quarter of the blocks, at least three."""
     url = f"sqlite:{tmp_path_factory.mktemp('ledger') / 'demo.ledger'}"
     options = DemoOptions(prompt_tokens=192, tokens=16, block_size=8, every=4, synthetic=True, seed=7)
     run_demo(options, ledger=url, command=["kvsweep", "demo"])
+    return url
+
+
+@pytest.fixture(scope="module")
+def ledger(url: str) -> Iterator[Ledger]:
     with Ledger.open(url) as one:
         yield one
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> Kit:
+    here = tmp_path / "nowhere"
+    return Kit(
+        python=here, script=here, folder=tmp_path, model=here, tiny=here, tokens=[], said=lambda _: None, module="m"
+    )
 
 
 @dataclass(frozen=True)
@@ -72,3 +87,22 @@ def test_a_keep_above_the_grant_is_named(ledger: Ledger) -> None:
     found = kept_beyond_budget(cast(Ledger, Altered(ledger, granted=1)))
     assert found
     assert "granted were 1" in found[0]
+
+
+def test_a_ledger_counts_only_when_it_gives_the_digest_that_the_engine_had(kit: Kit, ledger: Ledger, url: str) -> None:
+    engine = Engine(name="one", model="m", connector={"ledger": url})
+    digest = ledger.verify().digest
+    assert kit.replay_faults(engine, {"digest": digest}) == []
+    found = kit.replay_faults(engine, {"digest": "0" * 64})
+    assert found == [f"the ledger replays to {digest}, the engine ended at {'0' * 64}"]
+
+
+def test_an_engine_of_ours_writes_into_its_own_folder_and_stock_has_no_connector(kit: Kit) -> None:
+    ours = kit.engine("a", connector={"mode": "compact"}, blocks=7)
+    assert ours.connector == {
+        "ledger": f"sqlite:{kit.folder}/a/ledger.db",
+        "summary": f"{kit.folder}/a/summary.json",
+        "mode": "compact",
+    }
+    assert (ours.name, ours.blocks, ours.module) == ("a", 7, "m")
+    assert kit.engine("b").connector is None
