@@ -23,6 +23,21 @@ std::pair<std::int32_t, std::int32_t> bounds(const std::vector<const Ids*>& part
     return {low, high};
 }
 
+// The first row with an id that is not in [0, limit(row)), or -1. As unsigned, a negative id is above every limit.
+template <class Limit>
+std::int64_t first_from(const Ragged& rows, const Limit& limit) {
+    for (std::int64_t row = 0; row < rows.rows(); ++row) {
+        std::uint32_t most = 0;
+        for (const std::int32_t* id = rows.begin(row); id != rows.end(row); ++id) {
+            most = std::max(most, static_cast<std::uint32_t>(*id));
+        }
+        if (rows.count(row) && static_cast<std::int64_t>(most) >= static_cast<std::int64_t>(limit(row))) {
+            return row;
+        }
+    }
+    return -1;
+}
+
 }  // namespace
 
 Marks::Marks(std::int64_t limit) : words_(marks), count_(static_cast<std::size_t>((limit + 63) / 64)) {
@@ -96,29 +111,11 @@ std::int64_t first_unsorted(const Ragged& rows) {
 }
 
 std::int64_t first_outside(const Ragged& rows, std::int64_t limit) {
-    for (std::int64_t row = 0; row < rows.rows(); ++row) {
-        std::uint32_t most = 0;
-        for (const std::int32_t* id = rows.begin(row); id != rows.end(row); ++id) {
-            most = std::max(most, static_cast<std::uint32_t>(*id));
-        }
-        if (rows.count(row) && static_cast<std::int64_t>(most) >= limit) {
-            return row;
-        }
-    }
-    return -1;
+    return first_from(rows, [limit](std::int64_t) { return limit; });
 }
 
 std::int64_t first_beyond(const Ragged& rows, const Ids& limits) {
-    for (std::int64_t row = 0; row < rows.rows(); ++row) {
-        std::uint32_t most = 0;
-        for (const std::int32_t* id = rows.begin(row); id != rows.end(row); ++id) {
-            most = std::max(most, static_cast<std::uint32_t>(*id));
-        }
-        if (rows.count(row) && most >= static_cast<std::uint32_t>(limits[row])) {
-            return row;
-        }
-    }
-    return -1;
+    return first_from(rows, [&limits](std::int64_t row) { return static_cast<std::uint32_t>(limits[row]); });
 }
 
 std::int64_t first_repeated(const Ragged& rows) {
