@@ -44,6 +44,7 @@ def _connector_class() -> type:
             self._ready = False
             self._probe: tuple[list[str], object] | None = None
             if role is KVConnectorRole.SCHEDULER:
+                self.settings.expect_summary_folder()
                 scheduler = vllm_config.scheduler_config
                 self.core_settings = self.settings.core(requests=2 * scheduler.max_num_seqs + 1024)
 
@@ -229,13 +230,19 @@ def _connector_class() -> type:
         def shutdown(self) -> None:
             if self.half is None:
                 return
-            self.half.close()
-            self._write_summary()
-            self.half = None
+            try:
+                self.half.close()
+                self._write_summary()
+            finally:
+                self.half = None
 
         def _write_summary(self) -> None:
-            if self.half is not None and self.settings.summary:
+            if self.half is None or not self.settings.summary:
+                return
+            try:
                 counts.write(self.settings.summary, self.half.summary())
+            except OSError as error:  # a count that nobody can read ends no engine
+                self.half.counts.refused[f"summary: {type(error).__name__}"] += 1
 
     KVSweepConnector.__qualname__ = KVSweepConnector.__name__ = "KVSweepConnector"
     KVSweepConnector.__module__ = __name__

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from kvsweep.ledger import events as e
+from kvsweep.ledger.errors import KvsweepError, Refused
 from kvsweep.ledger.event_base import Event
-from kvsweep.ledger.ids import int32_view
+from kvsweep.ledger.ids import RequestKey, int32_view
+from kvsweep.ledger.state import State
 
 
 class Counts:
@@ -49,6 +51,24 @@ class Counts:
                 self.refused[f"{event.command}: {event.reason}"] += 1
             case _:
                 pass
+
+    def measure(self, state: State, key: RequestKey, *, kept: bool) -> None:
+        """Blocks that a layer of the request reads from its view at most, and those that all of it stands in.
+
+        kept  whether this is what a keep has left
+        """
+        request = state.request(key)
+        if request is not None and request.view is not None:
+            most = int(request.view.physical.counts.max())
+            self.resident_blocks_max = max(self.resident_blocks_max, most)
+            self.kept_blocks_max = max(self.kept_blocks_max, most * kept)
+            (owned,) = state.ownership.owned(key, state.pool.layout)
+            self.owned_blocks_max = max(self.owned_blocks_max, owned.size)
+
+    def note(self, error: KvsweepError) -> None:
+        """Something was not done because of this; what was refused as a command is counted from the ledger already."""
+        if not isinstance(error, Refused):
+            self.refused[type(error).__name__] += 1
 
     def of_ranks(self, name: str) -> int:
         """Sum of one of the ranks' running counts."""

@@ -6,14 +6,13 @@ the steps that read it have ended, vLLM's own block goes back to vLLM's pool.
 """
 
 import contextlib
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
-import numpy as np
 from msgspec.structs import replace
 
 from kvsweep.ledger import events as e
-from kvsweep.ledger.errors import Busy, LogError, Refused
+from kvsweep.ledger.errors import KvsweepError, LogError, UsageError
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import RequestKey, int32_view
 from kvsweep.ledger.messages import (
@@ -29,11 +28,13 @@ from kvsweep.ledger.messages import (
     StoreBlocks,
 )
 from kvsweep.runtime.driver import Driver
+from kvsweep.runtime.vllm.answers import Answers
 from kvsweep.runtime.vllm.counts import Counts
 from kvsweep.runtime.vllm.managed import EngineRequest, Managed
 from kvsweep.runtime.vllm.pools import EngineBlock, EnginePools
 from kvsweep.runtime.vllm.rounds import DRAIN_STEPS, Rounds
 from kvsweep.runtime.vllm.settings import ConnectorSettings
+from kvsweep.runtime.vllm.unrecorded import Unrecorded, named
 from kvsweep.transports.vllm.messages import Ack, Completion, Handed, StepMeta
 from kvsweep.transports.wire import encode
 
@@ -65,7 +66,8 @@ class SchedulerHalf:
         self._layout = driver.state.pool.layout
         self._ranks = frozenset(rank for rank, _ in driver.state.pool.ranks)
         self._tables, self._hashed = tables, hashed
-        self._rounds = Rounds(settings, driver, pools, self._layout)
+        self._rounds = Rounds(settings, driver, pools, self._layout, self.counts)
+        self._unrecorded = Unrecorded(pools, self._ranks)
         self._requests: dict[str, Managed] = {}
         self._of_key: dict[RequestKey, Managed] = {}
         self._frames: list[bytes] = []
@@ -98,7 +100,7 @@ class SchedulerHalf:
         self._pump()
         for request_id in scheduled:
             managed = self._requests.get(request_id)
-            if managed is not None:
+            if managed is not None and self.driver.read_only is None:
                 self._grow(managed)
                 if managed.key is not None:
                     self._rounds.advance(managed, self._step + 1)
@@ -106,9 +108,11 @@ class SchedulerHalf:
         live = {request_id: one for request_id in scheduled if (one := self._running(request_id)) is not None}
         self._step, handed = self.driver.begin_step(one.key for one in live.values() if one.key is not None)
         self.counts.steps += 1
+        if (reason := self.driver.read_only) is not None:
+            self._unrecorded.note(self._read(), self._step, reason)
         meta = StepMeta(
             step=self._step,
-            score=tuple(self._to_score(live, scheduled)),
+            score=tuple(self._rounds.to_score(live, scheduled, self._step)),
             sealed=tuple(self._sealed),
             poison=self.pools.take_poison(),
             frames=tuple(self._frames),
@@ -120,7 +124,7 @@ class SchedulerHalf:
                     row=handed[one.key].row,
                     generation=handed[one.key].generation,
                     replaced=one.replaced,
-                    last_block=self._last_block(one, scheduled[request_id]),
+                    last_block=one.last_block(scheduled[request_id], self._layout.block_size),
                 )
                 for request_id, one in live.items()
                 if one.key is not None and handed[one.key].generation
@@ -132,20 +136,18 @@ class SchedulerHalf:
     def update(self, ack: object) -> None:
         """What the ranks said with a step's output. Late, repeated, foreign: judged and recorded, never raised."""
         if isinstance(ack, Ack):
-            for completion in ack.completions:
-                if isinstance(completion, Completion):
-                    self._hear(completion)
-                else:
-                    self.counts.acks["refused"] += 1
-            for scores in ack.scores:
-                managed = self._of_key.get(scores.request)
-                if managed is not None and scores.rank in self._ranks:
-                    values = np.frombuffer(scores.values, dtype="<f4")
-                    managed.scores[scores.rank] = values.reshape(-1, scores.blocks)
-            for rank, step in ack.steps:
+            answers = Answers(ack, ranks=self._ranks, layers=len(self._layout.active_layers))
+            for completion in answers.completions:
+                self._hear(completion)
+            for request, rank, values in answers.scores:
+                if (managed := self._of_key.get(request)) is not None:
+                    managed.scores[rank] = values
+            for rank, step in answers.steps(self._step):
                 self._end(rank, step)
-            for rank, counts in ack.counts:
-                self.counts.ranks[rank] = dict(counts)
+            for rank, counts in answers.counts:
+                self.counts.ranks[rank] = counts
+            self.counts.acks["refused"] += answers.refused
+            self._unrecorded.give_back()
         self._pump()
 
     def finish(self, request_id: str) -> None:
@@ -172,12 +174,17 @@ class SchedulerHalf:
             self._passes = self._passes + 1 if self._passed == self._step - 1 else 1
             self._passed = self._step
         step = self._step + 1
-        return self._passes <= DRAIN_STEPS and any(self._rounds.in_flight(one, step) for one in self._requests.values())
+        if self._passes > DRAIN_STEPS:
+            return False
+        if self.driver.read_only is not None:
+            return self._unrecorded.waiting
+        return any(self._rounds.in_flight(one, step) for one in self._requests.values())
 
     def pending(self) -> list[str]:
         """Reasons to go on stepping although no request is left: what is still held, and for whom."""
         if self.driver.read_only is not None:
-            return []
+            left = len(self.pools.ours - self._read())
+            return [f"{left} blocks wait for a step of every rank: nothing is recorded any more"] if left else []
         reasons = self.driver.pending()
         if not reasons:
             self._settle_log()  # blocks may wait for nothing but this
@@ -196,10 +203,16 @@ class SchedulerHalf:
         return True
 
     def close(self) -> None:
-        """Record the last digest and close the ledger. What is open is aborted when the ledger is opened again."""
+        """Record the last digest and close the ledger. What is open is aborted when the ledger is opened again.
+
+        Raises nothing: that the end could not be stored is a reason of the summary's `pending`.
+        """
         self._pump()
         self._left = self.driver.pending()
-        self.driver.close()
+        try:
+            self.driver.close()
+        except LogError as error:
+            self._left = list(dict.fromkeys((*self._left, str(error))))
         self.digest = self.driver.final_digest or self.digest
 
     def summary(self) -> dict[str, Any]:
@@ -211,6 +224,7 @@ class SchedulerHalf:
             "held_blocks": self.pools.held,
             "pool": {"blocks": engine.num_gpu_blocks, "free": engine.get_num_free_blocks()},
             "ledger": self.settings.ledger,
+            "read_only": "" if self.driver.read_only is None else str(self.driver.read_only),
             "digest": self.digest,
             "events": self.driver.events,
             "metrics": {name: value for name, value in vars(self.driver.metrics).items() if not name.startswith("_")},
@@ -225,6 +239,12 @@ class SchedulerHalf:
         state = self.driver.state.request(managed.key)
         return managed if state is not None and state.life == "RUNNING" else None
 
+    def _read(self) -> set[int]:
+        """Blocks that the views of running requests name."""
+        keys = (one.key for name in self._requests if (one := self._running(name)) is not None)
+        states = (self.driver.state.request(key) for key in keys if key is not None)
+        return named(state.view.physical for state in states if state is not None and state.view is not None)
+
     def _leave(self) -> None:
         """Requests whose list of blocks vLLM has given up: preempted."""
         for managed in self._requests.values():
@@ -233,6 +253,9 @@ class SchedulerHalf:
             if self._tables.get(managed.request.request_id) is not managed.table:
                 managed.table = None
                 self._handle(Preempt(request=managed.key))
+                if self.driver.read_only is not None:  # the ledger's life runs on for ever; what it had is read no more
+                    self._of_key.pop(managed.key, None)
+                    managed.key = None
 
     def _grow(self, managed: Managed) -> None:
         """vLLM has given the request blocks, and finished others: they are lent, sealed and mirrored."""
@@ -248,15 +271,17 @@ class SchedulerHalf:
                 if self.driver.handle(OpenTail(request=key, until=len(table))).outcome == "accepted":
                     managed.opened = len(table)
             # What counts as computed in a first step are hits, and another request may write those in this very step.
-            if not new and (whole > managed.sealed or managed.dirty):
+            if not new:
                 self._seal(managed, key, whole)
-        except (Busy, LogError, Refused):
-            return  # later, or never: what vLLM computes is in its own blocks all the same
+        except KvsweepError as error:
+            self.counts.note(error)  # later, or never: what vLLM computes is in its own blocks all the same
 
     def _alive(self, managed: Managed, table: list[EngineBlock]) -> bool:
         """A life to go on with. One that was preempted ends here: vLLM computes everything again, in another life."""
         if managed.key is not None and managed.table is not None:
             return True
+        if managed.alone:
+            return False
         request_id = managed.request.request_id
         try:
             if managed.key is not None:
@@ -267,38 +292,27 @@ class SchedulerHalf:
             if known is not None and known.life != "CLOSED":
                 return False  # something of the earlier life is not quiet yet: until then vLLM serves this one alone
             key = self.driver.open_request(request_id)
-        except (Busy, LogError, Refused):
+        except KvsweepError as error:
+            self.counts.note(error)
+            managed.alone = isinstance(error, UsageError)  # an id that no ledger takes: nor will it the next time
             return False
         managed.begin(key, table)
         self._of_key[key] = managed
         return True
 
     def _seal(self, managed: Managed, key: RequestKey, whole: int) -> None:
-        state = self.driver.state.request(key)
-        if state is None or (whole <= managed.sealed and (state.store.phase != "IDLE" or not self.pools.cpu.full.free)):
+        """Seal and store what is whole, as far as the CPU tier has room for it and no store is under way."""
+        state, free = self.driver.state.request(key), self.pools.cpu.full.free
+        if state is None or state.store.phase != "IDLE" or not free:
             return
-        self.driver.handle(SealTail(request=key, confirmed_tokens=whole * self._layout.block_size))
+        dirty = sum(block.phase == "dirty" for block in state.tail)  # sealed before, by a store that was aborted
+        fits = min(whole, managed.sealed + free - dirty)
+        if fits < managed.sealed or not (dirty or fits > managed.sealed):
+            return
+        self.driver.handle(SealTail(request=key, confirmed_tokens=fits * self._layout.block_size))
         if self._rounds.needs_scores and managed.table is not None:
-            self._sealed += [(key, at, managed.table[at].block_id) for at in range(managed.sealed, whole)]
-        managed.sealed = whole
-        state = self.driver.state.request(key)
-        dirty = state.store.open.stored if state is not None and state.store.open is not None else b""
-        left = {block.logical for block in state.tail if block.phase == "dirty"} if state is not None else set()
-        managed.dirty = bool(left - {*int32_view(dirty).tolist()})
-
-    def _to_score(
-        self, live: Mapping[str, Managed], scheduled: Mapping[str, int]
-    ) -> Iterable[tuple[RequestKey, int, int]]:
-        if not self._rounds.needs_scores:
-            return
-        for request_id, managed in live.items():
-            blocks = self._rounds.blocks_to_score(managed, self._step)
-            if managed.key is not None and blocks:
-                yield managed.key, blocks, self._last_block(managed, scheduled[request_id])
-
-    def _last_block(self, managed: Managed, tokens: int) -> int:
-        last = (managed.request.num_computed_tokens + tokens - 1) // self._layout.block_size
-        return managed.table[last].block_id if managed.table is not None else -1
+            self._sealed += [(key, at, managed.table[at].block_id) for at in range(managed.sealed, fits)]
+        managed.sealed = fits
 
     # ---- ranks
 
@@ -315,6 +329,7 @@ class SchedulerHalf:
 
     def _end(self, rank: int, step: int) -> None:
         """One rank has done a step, and every one before it: a worker takes them in turn. The last rank ends a step."""
+        self._unrecorded.end(rank, step)
         for number in sorted(number for number in self.driver.core.steps.numbers if number <= step):
             done = self._done.setdefault(number, set())
             done.add(rank)
@@ -354,8 +369,10 @@ class SchedulerHalf:
 
     def _handle(self, message: Preempt | Finish) -> None:
         """What vLLM has already done is recorded while the ledger can be written."""
-        with contextlib.suppress(LogError):
+        try:
             self.driver.handle(message)
+        except KvsweepError as error:
+            self.counts.note(error)
 
     # ---- events
 
@@ -368,27 +385,12 @@ class SchedulerHalf:
         elif isinstance(event, e.RequestClosed):
             self._forget.append(event.request)
         elif isinstance(event, e.ResidencyCommitted | e.OwnersCommitted):
-            self._count_blocks(event.request, kept=isinstance(event, e.OwnersCommitted))
+            self.counts.measure(self.driver.state, event.request, kept=isinstance(event, e.OwnersCommitted))
             if not self._rounds.everything and event.request.request_id in self._hashed:
                 # From here on it attends to a part: what it computes is for no other request to hit.
                 self._hashed[event.request.request_id] = NEVER_HASHED
 
-    def _count_blocks(self, key: RequestKey, *, kept: bool) -> None:
-        """Blocks that a layer of the request reads from its view at most, and those that all of it stands in."""
-        state, counts = self.driver.state.request(key), self.counts
-        if state is not None and state.view is not None:
-            most = int(state.view.physical.counts.max())
-            counts.resident_blocks_max = max(counts.resident_blocks_max, most)
-            counts.kept_blocks_max = max(counts.kept_blocks_max, most * kept)
-            (owned,) = self.driver.state.ownership.owned(key, self._layout)
-            counts.owned_blocks_max = max(counts.owned_blocks_max, owned.size)
-
-    def _replace(self, managed: Managed, table: list[EngineBlock], logical: Iterable[int]) -> None:
-        """The view stands for these blocks now: vLLM's table lets go of them, one reference each."""
-        back = []
-        for at in logical:
-            if not table[at].is_null:
-                back.append(table[at])
-                table[at] = self.pools.engine.null_block
-            managed.replaced = max(managed.replaced, at + 1)
-        self.pools.engine.free_blocks(back)
+    def _replace(self, managed: Managed, table: list[EngineBlock], logical: list[int]) -> None:
+        """The view stands for these blocks now."""
+        self.pools.let_go(table, logical)
+        managed.replaced = max(managed.replaced, *(at + 1 for at in logical))

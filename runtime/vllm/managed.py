@@ -21,10 +21,10 @@ class Managed:
 
     request: EngineRequest
     key: RequestKey | None = None  # None: no life is open; vLLM serves it as it always does
+    alone: bool = False  # no life can ever be opened for it: vLLM serves it alone
     table: list[EngineBlock] | None = None
     opened: int = 0  # logical blocks that the coordinator knows of
-    sealed: int = 0  # of those: whole
-    dirty: bool = False  # whole blocks that no store carries yet
+    sealed: int = 0  # of those: whole, and handed to a store
     replaced: int = 0  # leading logical blocks that the view stands for: vLLM's table does not name them any more
     revision: int = 0  # of its last selection
     next_round: int = 0  # engine step
@@ -40,10 +40,15 @@ class Managed:
         """A new life: nothing of it is known to the coordinator yet."""
         self.key, self.table = key, table
         self.opened = self.sealed = self.replaced = self.revision = self.kept_live = self.fullest = self.scored = 0
-        self.dirty, self.want = False, None
+        self.want = None
         self.scores.clear()
 
     @property
     def decoding(self) -> bool:
         """Whether its whole prompt has been computed."""
         return self.request.num_computed_tokens >= self.request.num_prompt_tokens
+
+    def last_block(self, tokens: int, block_size: int) -> int:
+        """Id of the block that a step of so many tokens writes last; -1 for a request that has none."""
+        last = (self.request.num_computed_tokens + tokens - 1) // block_size
+        return self.table[last].block_id if self.table is not None else -1

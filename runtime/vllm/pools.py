@@ -10,7 +10,7 @@ vLLM may lend one block to several requests, a shared prefix. The relation has o
 lent again goes by an *alias*: an id behind the pool's own ids, which stands for the block and is only ever read.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Any, Protocol
 
 import numpy as np
@@ -70,6 +70,11 @@ class EnginePools(Pools):
         return len(self._ours)
 
     @property
+    def ours(self) -> Set[int]:
+        """Ids, aliases among them, that a reference of ours stands for."""
+        return self._ours.keys()
+
+    @property
     def room(self) -> int:
         """Blocks that a plan could take now."""
         return max(0, self.engine.get_num_free_blocks() - self.headroom)
@@ -112,6 +117,15 @@ class EnginePools(Pools):
         self.engine.free_blocks(back)
         self.poison += [block.block_id for block in back if block.ref_cnt == 0 and block.block_hash is None]
         self.cpu.release(int32_view(effect.cpu))
+
+    def let_go(self, table: list[EngineBlock], logical: Iterable[int]) -> None:
+        """vLLM's table of a request gets the null block in their place, and vLLM drops one reference of each."""
+        back = []
+        for at in logical:
+            if not table[at].is_null:
+                back.append(table[at])
+                table[at] = self.engine.null_block
+        self.engine.free_blocks(back)
 
     def take_poison(self) -> tuple[int, ...]:
         """Blocks to overwrite, each once."""

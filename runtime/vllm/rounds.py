@@ -1,9 +1,11 @@
 """A request's compaction rounds: what to select, when to upload it, what to keep, when to pack. One thing a step."""
 
+from collections.abc import Iterator, Mapping
+
 import numpy as np
 
-from kvsweep.ledger.errors import Busy, LogError, Refused
-from kvsweep.ledger.ids import Logical, Rows, no_rows
+from kvsweep.ledger.errors import KvsweepError
+from kvsweep.ledger.ids import Logical, RequestKey, Rows, no_rows
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.messages import BlockSelection, Retain, Select
 from kvsweep.ledger.ownership import blocks_by_group
@@ -14,6 +16,7 @@ from kvsweep.runtime.driver import Driver
 from kvsweep.runtime.scorers import recency
 from kvsweep.runtime.selection import effective_budget, select_blocks
 from kvsweep.runtime.upload_plan import keep_slots
+from kvsweep.runtime.vllm.counts import Counts
 from kvsweep.runtime.vllm.managed import Managed
 from kvsweep.runtime.vllm.pools import EnginePools
 from kvsweep.runtime.vllm.settings import ConnectorSettings
@@ -25,12 +28,18 @@ DRAIN_STEPS = 2
 class Rounds:
     """Moves one request on by at most one operation a step. Only whole blocks that the CPU tier holds are selected."""
 
-    def __init__(self, settings: ConnectorSettings, driver: Driver, pools: EnginePools, layout: Layout) -> None:
-        self.settings, self.driver, self.pools, self.layout = settings, driver, pools, layout
+    def __init__(
+        self, settings: ConnectorSettings, driver: Driver, pools: EnginePools, layout: Layout, counts: Counts
+    ) -> None:
+        """counts: where a round that an error ended is counted, by the error's name."""
+        self.settings, self.driver, self.pools, self.layout, self.counts = settings, driver, pools, layout, counts
         self.everything = settings.mode == "lossless" or settings.policy == "full"
 
     def advance(self, managed: Managed, step: int) -> None:
-        """Begin what is due, if nothing of the request is under way. A full log or pool puts it off."""
+        """Begin what is due, if nothing of the request is under way. A full log or pool puts it off.
+
+        An error ends this request's round and is counted; nothing is raised.
+        """
         request = self._state(managed)
         if request is None or request.life != "RUNNING":
             return
@@ -41,8 +50,9 @@ class Rounds:
                 self._keep(managed, request, managed.want, step)
             elif step >= managed.next_round:
                 self._select(managed, request, step)
-        except (Busy, LogError, Refused):
-            managed.next_round = step + DRAIN_STEPS  # what was refused stands in the ledger, with the reason
+        except KvsweepError as error:
+            self.counts.note(error)
+            managed.next_round = step + DRAIN_STEPS
 
     @property
     def needs_scores(self) -> bool:
@@ -56,6 +66,17 @@ class Rounds:
             return 0
         whole = leading(request.source)
         return whole if step + 1 >= managed.next_round and self._worth_a_round(managed, whole) else 0
+
+    def to_score(
+        self, live: Mapping[str, Managed], scheduled: Mapping[str, int], step: int
+    ) -> Iterator[tuple[RequestKey, int, int]]:
+        """(request, its first blocks to score, id of its last block) of each that this step is to score."""
+        if not self.needs_scores or self.driver.read_only is not None:
+            return
+        for request_id, managed in live.items():
+            blocks = self.blocks_to_score(managed, step)
+            if managed.key is not None and blocks:
+                yield managed.key, blocks, managed.last_block(scheduled[request_id], self.layout.block_size)
 
     def in_flight(self, managed: Managed, step: int) -> bool:
         """Whether an upload of the last steps will give back what it replaces before long."""

@@ -1,6 +1,8 @@
 """Settings of the connector: vLLM's `kv_connector_extra_config`, checked once at start."""
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -16,7 +18,7 @@ WHERE = "kv_connector_extra_config"
 class ConnectorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a user may set. Every field has a default; that of `ledger` keeps no file, as littering is a choice."""
 
-    ledger: str = "memory:"  # or "sqlite:PATH"
+    ledger: str = "memory:"  # or "sqlite:PATH"; in memory a million events at most, then nothing is compacted any more
     mode: Literal["lossless", "compact"] = "lossless"
     policy: Literal["full", "recency", "quest"] = "full"  # compact mode: what scores the blocks
     budget: Fraction = 0.25  # compact mode: of a request's whole blocks
@@ -60,6 +62,12 @@ class ConnectorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if settings.mode == "lossless" and settings.policy != "full":
             raise SettingsError(f"{WHERE}.policy", "full in lossless mode, where nothing is dropped", settings.policy)
         return settings
+
+    def expect_summary_folder(self) -> None:
+        """Raise SettingsError where the summary could not be written. For the one process that writes it."""
+        folder = Path(self.summary).parent
+        if self.summary and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+            raise SettingsError(f"{WHERE}.summary", "a path in a folder that exists and can be written", self.summary)
 
     def core(self, *, requests: int) -> Settings:
         """The coordinator's own settings. requests: lives that may be open at once. Raises SettingsError."""

@@ -1,5 +1,7 @@
 """What the two halves tell each other inside vLLM's own messages: plans with a step, completions with its output."""
 
+from typing import Any
+
 from msgspec import Struct
 
 from kvsweep.ledger.ids import RequestKey
@@ -73,11 +75,16 @@ class Ack(Struct, frozen=True, kw_only=True):
         if not isinstance(other, Ack):
             return self
         return Ack(
-            steps=self.steps + other.steps,
-            completions=self.completions + other.completions,
-            scores=self.scores + other.scores,
-            counts=self.counts + other.counts,
+            steps=_joined(self.steps, other.steps),
+            completions=_joined(self.completions, other.completions),
+            scores=_joined(self.scores, other.scores),
+            counts=_joined(self.counts, other.counts),
         )
+
+
+def _joined(ours: object, theirs: object) -> tuple[Any, ...]:
+    """Both, as far as they are tuples: what came by pickle may be anything."""
+    return tuple(item for items in (ours, theirs) if isinstance(items, tuple) for item in items)
 
 
 class WorkerHandshake(Struct, frozen=True, kw_only=True):

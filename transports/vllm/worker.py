@@ -62,7 +62,11 @@ class WorkerHalf:
         for rank, number in meta.heard:
             if rank == self.rank:
                 self.worker.acknowledge(number)
-        for frame in meta.frames:
+        frames: Sequence[object] = meta.frames  # what came by pickle may be anything
+        for frame in frames:
+            if not isinstance(frame, bytes):
+                self.worker.note_frame(f"expected bytes, got {type(frame).__name__}")
+                continue
             try:
                 message = decode_to_rank(frame)
                 if isinstance(message, RankWork):

@@ -92,7 +92,9 @@ class Rank:
 
 def rows_of(content: str, layer: int, rank: int) -> bytes:
     """One token's KV: named by all tokens up to it, its layer and its rank."""
-    return zlib.crc32(f"{content}/{layer}/{rank}".encode()).to_bytes(4, "little") * (TOKEN_BYTES // 4)
+    return zlib.crc32(f"{content}/{layer}/{rank}".encode(errors="surrogatepass")).to_bytes(4, "little") * (
+        TOKEN_BYTES // 4
+    )
 
 
 def make_layout(ranks: int) -> Layout:
@@ -123,6 +125,7 @@ class Engine:
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []
         self.random = np.random.default_rng(20260916)
+        self.handed: set[str] = set()  # requests whose view the step reads
         self.preemptions = self.reads = self.skipped = 0
         self.nodes = [self._rank(rank) for rank in range(self.ranks)]
         cpu = self.settings.cpu_tier(self.blocks)
@@ -298,6 +301,7 @@ class Engine:
         rows = [request for request in self.active if request.request_id in scheduled]
         if not rows:
             return
+        self.handed = {one.request.request_id for one in meta.handed}
         for request in rows:
             for at in range(request.num_computed_tokens, request.num_computed_tokens + scheduled[request.request_id]):
                 block = self.tables[request.request_id][at // BLOCK]
@@ -329,7 +333,8 @@ class Engine:
     ) -> None:
         """Every row that attention reads is that of the position which the view, or vLLM's table, says it is."""
         state = self.half.driver.state.requests.get(request.request_id)
-        view = state.view if state is not None and state.life == "RUNNING" else None
+        handed = request.request_id in self.handed
+        view = state.view if state is not None and state.life == "RUNNING" and handed else None
         slots = view.logical.row(layer).tolist() if view is not None else []
         replaced = (whole - length) // BLOCK + len(slots)
         order = [*slots, *range(replaced, -(-whole // BLOCK))]
