@@ -6,35 +6,25 @@ duration and no place that differs between two equal runs (an output file, a pro
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, get_type_hints
 
 import msgspec
 
-from kvsweep.ledger.codec import EVENT_TYPES, RULES
-from kvsweep.ledger.event_base import Event, Implementation, Measured
-from kvsweep.ledger.events import UploadPlanned
+from kvsweep.ledger import store_native
+from kvsweep.ledger.codec import EVENT_TYPES, RULES, decode_group
+from kvsweep.ledger.errors import LogError
+from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.hashing import sha256
 from kvsweep.ledger.holding import Holders
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.ownership import NO_HOLDERS
 from kvsweep.ledger.state import RequestState, State
+from kvsweep.ledger.unmeasured import APPENDED_DEFAULTS, ASIDE
 
 _LEFT_OUT: Final[Mapping[type[Event], dict[str, Any]]] = {
-    kind: {
-        name: annotation()
-        for name, annotation in get_type_hints(kind).items()
-        if annotation in (Measured, Implementation)
-    }
+    kind: {name: annotation() for name, annotation in get_type_hints(kind).items() if annotation in ASIDE}
     for kind in EVENT_TYPES.values()
-}
-_APPENDED: Final[Mapping[type[Event], int]] = {UploadPlanned: 1}
-"""Fields at the end that were added after ledgers had been written: hashed only where they say something, so that an
-old ledger keeps its digest."""
-
-_APPENDED_DEFAULTS: Final[Mapping[type[Event], tuple[tuple[str, Any], ...]]] = {
-    kind: tuple((field.name, field.default) for field in msgspec.structs.fields(kind)[-count:])
-    for kind, count in _APPENDED.items()
 }
 _ENCODER: Final = msgspec.msgpack.Encoder(order="deterministic")
 
@@ -47,7 +37,7 @@ def unmeasured(event: Event) -> Event:
 
 def _as_written(event: Event) -> Event | list[Any]:
     """Without the appended fields that have their defaults; the tag and the other fields are the same bytes."""
-    appended = _APPENDED_DEFAULTS.get(type(event))
+    appended = APPENDED_DEFAULTS.get(type(event))
     if appended is None or any(getattr(event, name) != default for name, default in appended):
         return event
     whole: list[Any] = msgspec.to_builtins(event, builtin_types=(bytes,))
@@ -114,6 +104,33 @@ class Digest:
             self._whole.update(body)
         else:
             self._chain = sha256(self._chain + size, body)
+
+    def update_all(self, events: Sequence[Event]) -> None:
+        """Add some events, in order."""
+        if self._rules == 1 or not self._compiled(store_native.chain_of_events, events):
+            for event in events:
+                self.update(event)
+
+    def update_bodies(self, bodies: bytes) -> None:
+        """Add events as they are stored: one msgpack array of bodies. Whether they are facts is not looked at closely.
+
+        Raises LogError for what is no array of events.
+        """
+        if self._rules == 1 or not self._compiled(store_native.chain_of_bodies, bodies):
+            events = decode_group(bodies)
+            if events is None:
+                raise LogError(f"bodies: expected one array of events, got {len(bodies)} bytes")
+            self.update_all(events)
+
+    def _compiled(self, chain_of: Callable[[bytes, Any], bytes] | None, what: object) -> bool:
+        """Whether compiled code has added them; else nothing was added."""
+        if chain_of is None:
+            return False
+        try:
+            self._chain = chain_of(self._chain, what)
+        except ValueError:
+            return False
+        return True
 
     def value(self, state: State) -> str:
         """SHA-256 (hex) over the events so far and the state they gave."""

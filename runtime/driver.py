@@ -366,8 +366,8 @@ class Driver:
         self.core.adopt(turn)
         self._position = position
         self._outbox.put(position, turn.effects)
+        self._digest.update_all(turn.events)
         for event in turn.events:
-            self._digest.update(event)
             self.metrics.apply(event)
             self._deadlines.apply(event)
             self._follow(event)

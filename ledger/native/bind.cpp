@@ -11,8 +11,10 @@
 #include <optional>
 #include <stdexcept>
 
+#include "chain.hpp"
 #include "crc.hpp"
 #include "encode.hpp"
+#include "sha256.hpp"
 
 namespace nb = nanobind;
 
@@ -181,6 +183,47 @@ std::uint32_t bind_crc32(nb::handle data, std::uint32_t crc, bool fold) {
     return crc;
 }
 
+nb::object bytes_of(const Link& link) {
+    return nb::bytes(reinterpret_cast<const char*>(link.data()), link.size());
+}
+
+Link link_of(nb::handle chain) {
+    const Bytes told(chain);
+    Link made{};
+    if (told.size != static_cast<std::int64_t>(made.size())) {
+        throw std::invalid_argument("chain: expected 32 bytes");
+    }
+    std::memcpy(made.data(), told.data, made.size());
+    return made;
+}
+
+nb::object bind_sha256(nb::handle data, bool hardware) {
+    if (hardware && !sha256_hardware()) {
+        throw std::invalid_argument("hardware: expected false on this processor");
+    }
+    const Bytes told(data);
+    Sha256 hash(hardware);
+    hash.update(told.data, static_cast<std::size_t>(told.size));
+    return bytes_of(hash.digest());
+}
+
+nb::object bind_chain_of_bodies(nb::handle schema, nb::handle chain, nb::handle bodies) {
+    const Bytes told(bodies);
+    Link link = link_of(chain);
+    if (!add_bodies(schema_in(schema), Reader(told.data, static_cast<std::size_t>(told.size)), link)) {
+        throw std::invalid_argument("bodies: expected one array of events as the encoder writes them");
+    }
+    return bytes_of(link);
+}
+
+nb::object bind_chain_of_events(nb::handle schema, nb::handle chain, nb::handle events) {
+    const nb::object bodies = schema_in(schema).bodies_of(events);
+    if (!bodies) {
+        throw std::invalid_argument("events: expected a list or tuple of events that can be encoded");
+    }
+    return bind_chain_of_bodies(schema, chain, bodies);
+}
+
 // (inode, device, bytes) of a file, None where it is not there. `os.stat` gives the interpreter's lock away, for a
 // microsecond that may cost the interval of 5 ms.
 nb::object bind_look(nb::handle path) {
@@ -208,4 +251,8 @@ NB_MODULE(_store, module) {
     module.def("encoder", &bind_encoder);
     module.def("pack", &bind_pack);
     module.def("look", &bind_look);
+    module.def("sha256_hardware", &sha256_hardware);
+    module.def("sha256", &bind_sha256);
+    module.def("chain_of_bodies", &bind_chain_of_bodies);
+    module.def("chain_of_events", &bind_chain_of_events);
 }
