@@ -1,4 +1,4 @@
-// The Python edge of the ledger's native part. kvsweep.ledger.store_native is its only caller.
+// The Python edge of the ledger's native part. kvsweep.ledger.store_native and forms are its only callers.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
@@ -14,6 +14,7 @@
 #include "chain.hpp"
 #include "crc.hpp"
 #include "encode.hpp"
+#include "forms.hpp"
 #include "sha256.hpp"
 
 namespace nb = nanobind;
@@ -33,18 +34,26 @@ Schema& schema_in(nb::handle capsule) {
     return *found;
 }
 
-nb::object bind_schema(nb::handle facts, nb::handle names, nb::handle request, nb::handle operation, nb::handle part,
-                       nb::handle otherwise) {
-    auto made = std::make_unique<Schema>(facts, names);
-    made->types(request, operation, part, otherwise);
-    PyObject* capsule = PyCapsule_New(made.get(), schema_name, [](PyObject* self) {
-        delete static_cast<Schema*>(PyCapsule_GetPointer(self, schema_name));
+constexpr const char* forms_name = "kvsweep.ledger.forms";
+
+// The capsule owns it from here on.
+template <class Made>
+nb::object capsule_of(std::unique_ptr<Made> made, const char* const name) {
+    PyObject* capsule = PyCapsule_New(made.get(), name, [](PyObject* self) {
+        delete static_cast<Made*>(PyCapsule_GetPointer(self, PyCapsule_GetName(self)));
     });
     if (capsule == nullptr) {
         nb::raise_python_error();
     }
-    static_cast<void>(made.release());  // the capsule's now
+    static_cast<void>(made.release());
     return nb::steal(capsule);
+}
+
+nb::object bind_schema(nb::handle facts, nb::handle names, nb::handle request, nb::handle operation, nb::handle part,
+                       nb::handle otherwise) {
+    auto made = std::make_unique<Schema>(facts, names);
+    made->types(request, operation, part, otherwise);
+    return capsule_of(std::move(made), schema_name);
 }
 
 // Called for every append: a plain function of one argument that carries its schema costs the least.
@@ -63,13 +72,29 @@ PyObject* encode(PyObject* schema, PyObject* events) noexcept {
 
 PyMethodDef encode_method = {"encode_part", encode, METH_O, "Check and encode a batch."};
 
-nb::object bind_encoder(nb::handle schema) {
-    schema_in(schema);
-    PyObject* made = PyCFunction_New(&encode_method, schema.ptr());
+// Called for every message.
+PyObject* fine(PyObject* forms, PyObject* value) noexcept {
+    const auto* found = static_cast<const Forms*>(PyCapsule_GetPointer(forms, forms_name));
+    return found == nullptr ? nullptr : PyBool_FromLong(found->fine(value));
+}
+
+PyMethodDef fine_method = {"fine", fine, METH_O, "Whether a value has the types of its declaration."};
+
+nb::object function_of(PyMethodDef& method, nb::handle self) {
+    PyObject* made = PyCFunction_New(&method, self.ptr());
     if (made == nullptr) {
         nb::raise_python_error();
     }
     return nb::steal(made);
+}
+
+nb::object bind_encoder(nb::handle schema) {
+    schema_in(schema);
+    return function_of(encode_method, schema);
+}
+
+nb::object bind_checker(nb::handle told) {
+    return function_of(fine_method, capsule_of(std::make_unique<Forms>(told), forms_name));
 }
 
 struct Bytes {
@@ -251,6 +276,7 @@ NB_MODULE(_store, module) {
     module.def("encoder", &bind_encoder);
     module.def("pack", &bind_pack);
     module.def("look", &bind_look);
+    module.def("checker", &bind_checker);
     module.def("sha256_hardware", &sha256_hardware);
     module.def("sha256", &bind_sha256);
     module.def("chain_of_bodies", &bind_chain_of_bodies);

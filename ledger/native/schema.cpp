@@ -16,7 +16,17 @@ namespace {
 constexpr std::int64_t most_tag = 127;  // one byte of msgpack
 constexpr int member_object = 16;  // T_OBJECT_EX: a slot that holds a reference, or nothing yet
 
-// Where objects of the type keep the field.
+std::size_t place_of(const PyTypeObject* type, std::size_t size) {
+    return (reinterpret_cast<std::uintptr_t>(type) >> 4) * 0x9E3779B1U & (size - 1);
+}
+
+std::string text_of(nb::handle bytes) {
+    const auto held = nb::cast<nb::bytes>(bytes);
+    return {held.c_str(), held.size()};
+}
+
+}  // namespace
+
 Py_ssize_t slot_of(nb::handle type, nb::handle field) {
     const nb::object found = nb::getattr(type, field);
     if (Py_TYPE(found.ptr()) != &PyMemberDescr_Type) {
@@ -28,17 +38,6 @@ Py_ssize_t slot_of(nb::handle type, nb::handle field) {
     }
     return member->offset;
 }
-
-std::size_t place_of(const PyTypeObject* type, std::size_t size) {
-    return (reinterpret_cast<std::uintptr_t>(type) >> 4) * 0x9E3779B1U & (size - 1);
-}
-
-std::string text_of(nb::handle bytes) {
-    const auto held = nb::cast<nb::bytes>(bytes);
-    return {held.c_str(), held.size()};
-}
-
-}  // namespace
 
 Schema::Schema(nb::handle facts, nb::handle names) {
     facts_.reserve(nb::len(facts));
