@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Iterable
+from operator import itemgetter
 
 from kvsweep.ledger.messages import Effect, Need, Reserve
 from kvsweep.ledger.store import Level, Position
@@ -24,11 +25,15 @@ class Outbox:
         }
 
     def __bool__(self) -> bool:
-        return any(self._waiting.values())
+        waiting = self._waiting
+        return bool(waiting["nothing"] or waiting["process"] or waiting["power"])
 
     def level(self, effects: Iterable[Effect]) -> Level:
         """What the batch that causes these must survive."""
-        return "power" if any(self._need(effect) == "power" for effect in effects) else self._ack
+        for effect in effects:
+            if self._need(effect) == "power":
+                return "power"
+        return self._ack
 
     def put(self, position: Position, effects: Iterable[Effect]) -> None:
         """position: of the last event of the batch that caused them."""
@@ -38,13 +43,16 @@ class Outbox:
 
     def take(self, *, process: Position, power: Position) -> list[Effect]:
         """Effects whose need is met, given the durable positions."""
+        if not self:
+            return []
         ready: list[tuple[int, Effect]] = []
         durable: dict[Need, float] = {"nothing": math.inf, "process": process, "power": power}
         for need, waiting in self._waiting.items():
             while waiting and waiting[0][1] <= durable[need]:
                 number, _, effect = waiting.popleft()
                 ready.append((number, effect))
-        return [effect for _, effect in sorted(ready, key=lambda one: one[0])]
+        ready.sort(key=itemgetter(0))
+        return [effect for _, effect in ready]
 
     def _need(self, effect: Effect) -> Need:
         if isinstance(effect, Reserve):
