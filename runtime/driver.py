@@ -63,8 +63,8 @@ from kvsweep.runtime.world import World as World
 from kvsweep.transports.handshake import Capabilities, differences
 from kvsweep.transports.pools import Pools
 
-REPORTS = (Done, Acknowledged, ProcessStarted, ProcessLost)
-STARTS_WORK = (Select, Retain, OpenTail, SealTail, RegisterSources, PublishPrefix, AttachPrefix)
+REPORTS = frozenset({Done, Acknowledged, ProcessStarted, ProcessLost})
+STARTS_WORK = frozenset({Select, Retain, OpenTail, SealTail, RegisterSources, PublishPrefix, AttachPrefix})
 """Refused as `Busy` while the log is behind by its bound. Whatever ends work, or says that it has ended, never is."""
 
 PLANNED = frozenset({e.UploadPlanned, e.RetainPlanned})
@@ -158,10 +158,10 @@ class Driver:
         Raises Refused for an illegal command, Malformed for one that has not the types of its declaration, Busy for one
         that starts work while the log is behind by its bound, and LogError for any command once an append has failed.
         """
-        if isinstance(message, REPORTS):
+        if type(message) in REPORTS:
             return self._report(message)
         self.expect_writable()
-        if isinstance(message, STARTS_WORK) and (bound := self.log.full()) is not None:
+        if type(message) in STARTS_WORK and (bound := self.log.full()) is not None:
             raise Busy(*bound)
         return self._handle(message)
 
@@ -178,7 +178,7 @@ class Driver:
             turn = self.core.handle(message)
             while turn.outcome == "reserve":
                 (ask,) = turn.effects
-                if not isinstance(ask, Reserve):
+                if type(ask) is not Reserve:
                     raise TypeError(f"expected Reserve, got {type(ask).__name__}")
                 given = self.pools.reserve(ask)
                 turn = self.core.handle(given)
@@ -186,7 +186,7 @@ class Driver:
         except Exception as error:
             if given is not None and given.device is not None:  # reserved for a turn that did not come about
                 self.pools.release(Release(device=given.device, cpu=given.cpu_full + given.cpu_copy + given.claimed))
-            if isinstance(message, REPORTS) and isinstance(error, Malformed | Unencodable):
+            if type(message) in REPORTS and isinstance(error, Malformed | Unencodable):
                 return Turn(outcome="refused", refusal=Refusal(what=type(message).__name__, reason=str(error)))
             if isinstance(error, Unencodable):
                 raise UsageError(f"{type(message).__name__}: {error}") from error
@@ -230,7 +230,7 @@ class Driver:
 
         `Release` stands among them: the shell gives the blocks back.
         """
-        if self.read_only is not None:
+        if not self._outbox or self.read_only is not None:
             return []
         return self._outbox.take(process=self.log.durable(), power=self.log.durable("power"))
 
@@ -260,10 +260,11 @@ class Driver:
 
     def _follow(self, event: Ended) -> None:
         """An aborted operation is asked after until every rank is terminal."""
-        still = settling(self.state, event.operation) is not None
-        if isinstance(event, e.TransferSettled) and not still:
-            self._deadlines.settled(event.operation)
-        elif not isinstance(event, e.TransferSettled) and still:
+        left = settling(self.state, event.operation)
+        if isinstance(event, e.TransferSettled):
+            if left is None:
+                self._deadlines.settled(event.operation)
+        elif left is not None:
             self._deadlines.settle_again(event.operation)
 
     @property

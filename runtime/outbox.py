@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable
 from operator import itemgetter
 
-from kvsweep.ledger.messages import Effect, Need, Reserve
+from kvsweep.ledger.messages import Effect, Need
 from kvsweep.ledger.store import Level, Position
 
 
@@ -43,8 +43,6 @@ class Outbox:
 
     def take(self, *, process: Position, power: Position) -> list[Effect]:
         """Effects whose need is met, given the durable positions."""
-        if not self:
-            return []
         ready: list[tuple[int, Effect]] = []
         durable: dict[Need, float] = {"nothing": math.inf, "process": process, "power": power}
         for need, waiting in self._waiting.items():
@@ -55,6 +53,7 @@ class Outbox:
         return [effect for _, effect in ready]
 
     def _need(self, effect: Effect) -> Need:
-        if isinstance(effect, Reserve):
+        needs: Need | None = getattr(effect, "needs", None)
+        if needs is None:
             raise TypeError("Reserve is answered by the pools and never waits")
-        return self._ack if effect.needs == "process" else effect.needs
+        return self._ack if needs == "process" else needs
