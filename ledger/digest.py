@@ -26,6 +26,9 @@ _LEFT_OUT: Final[Mapping[type[Event], dict[str, Any]]] = {
     kind: {name: annotation() for name, annotation in get_type_hints(kind).items() if annotation in ASIDE}
     for kind in EVENT_TYPES.values()
 }
+GATHERED: Final = 256
+"""Events that may wait to be hashed."""
+
 _ENCODER: Final = msgspec.msgpack.Encoder(order="deterministic")
 
 
@@ -87,16 +90,22 @@ class Digest:
 
     def __init__(self, rules: int = RULES, chain: bytes = b"") -> None:
         self._rules = rules
+        self._gathered: list[Event] = []
         self._whole = hashlib.sha256(b"kvsweep events 1\0")
         self._chain = chain or hashlib.sha256(b"kvsweep events 2\0").digest()
 
     @property
     def chain(self) -> bytes:
         """What another running digest goes on from; empty where none can."""
+        self._catch_up()
         return b"" if self._rules == 1 else self._chain
 
     def update(self, event: Event) -> None:
         """Add one event. Each is preceded by its length, so that no two sequences share their bytes."""
+        self._catch_up()
+        self._add(event)
+
+    def _add(self, event: Event) -> None:
         body = _ENCODER.encode(_as_written(unmeasured(event)))
         size = len(body).to_bytes(8, "little")
         if self._rules == 1:
@@ -106,16 +115,25 @@ class Digest:
             self._chain = sha256(self._chain + size, body)
 
     def update_all(self, events: Sequence[Event]) -> None:
-        """Add some events, in order."""
+        """Add some events, in order. They are hashed together: once there are many, or the digest is asked."""
+        self._gathered += events
+        if len(self._gathered) >= GATHERED:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        if not self._gathered:
+            return
+        events, self._gathered = self._gathered, []
         if self._rules == 1 or not self._compiled(store_native.chain_of_events, events):
             for event in events:
-                self.update(event)
+                self._add(event)
 
     def update_bodies(self, bodies: bytes) -> None:
         """Add events as they are stored: one msgpack array of bodies. Whether they are facts is not looked at closely.
 
         Raises LogError for what is no array of events.
         """
+        self._catch_up()
         if self._rules == 1 or not self._compiled(store_native.chain_of_bodies, bodies):
             events = decode_group(bodies)
             if events is None:
@@ -134,6 +152,7 @@ class Digest:
 
     def value(self, state: State) -> str:
         """SHA-256 (hex) over the events so far and the state they gave."""
+        self._catch_up()
         one = self._rules == 1
         history = self._whole.hexdigest() if one else self._chain.hex()
         now = state_digest(state) if one else parts_digest(state)

@@ -102,9 +102,9 @@ class Driver:
         self._failed: LogError | None = None
         self._position = log.durable()  # of the last appended event
         self._deadlines = Deadlines(deadlines, settings.transfer.deadline_s)
-        told = ((Metrics.FIGURES, self.metrics.apply), (BOUNDS, self._deadlines.apply), (ENDED, self._follow))
+        looks = self.metrics.figures(), dict.fromkeys(BOUNDS, self._deadlines.apply), dict.fromkeys(ENDED, self._follow)
         self._told: dict[object, list[Callable[[Any], None]]] = {
-            kind: [look for kinds, look in told if kind in kinds] for kind in EVENT_TYPES.values()
+            kind: [look[kind] for look in looks if kind in look] for kind in EVENT_TYPES.values()
         }
         self.events = 0  # appended so far
         self.final_digest = ""  # of the whole run, once it is closed

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MethodType
 from typing import Any, ClassVar
 
 from kvsweep.ledger import events as e
@@ -33,6 +34,10 @@ class Metrics:
         figure = self.FIGURES.get(type(event))
         if figure is not None:
             figure(self, event)
+
+    def figures(self) -> dict[type[Event], Callable[[Any], None]]:
+        """What adds up an event of each type that has a figure."""
+        return {kind: MethodType(figure, self) for kind, figure in self.FIGURES.items()}
 
     # ---- one event each
 
