@@ -12,7 +12,7 @@ from typing import Any, Final, get_type_hints
 import msgspec
 
 from kvsweep.ledger import store_native
-from kvsweep.ledger.codec import EVENT_TYPES, RULES, decode_group
+from kvsweep.ledger.codec import EVENT_TYPES, RULES, decode_group, list_length
 from kvsweep.ledger.errors import LogError
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.hashing import sha256
@@ -124,28 +124,30 @@ class Digest:
         if not self._gathered:
             return
         events, self._gathered = self._gathered, []
-        if self._rules == 1 or not self._compiled(store_native.chain_of_events, events):
+        if not self._compiled(store_native.chain_of_events, events):
             for event in events:
                 self._add(event)
 
-    def update_bodies(self, bodies: bytes) -> None:
-        """Add events as they are stored: one msgpack array of bodies. Whether they are facts is not looked at closely.
+    def update_bodies(self, bodies: bytes, start: int = 0, stop: int | None = None) -> None:
+        """Add events as they are stored: those from `start` up to `stop` in one msgpack array of bodies.
 
-        Raises LogError for what is no array of events.
+        Whether they are facts is not looked at closely. Raises LogError for what is no array of events.
         """
         self._catch_up()
-        if self._rules == 1 or not self._compiled(store_native.chain_of_bodies, bodies):
+        stop = list_length(bodies) if stop is None else stop
+        if not self._compiled(store_native.chain_of_bodies, bodies, start, stop):
             events = decode_group(bodies)
             if events is None:
                 raise LogError(f"bodies: expected one array of events, got {len(bodies)} bytes")
-            self.update_all(events)
+            for event in events[start:stop]:
+                self._add(event)
 
-    def _compiled(self, chain_of: Callable[[bytes, Any], bytes] | None, what: object) -> bool:
+    def _compiled(self, chain_of: Callable[..., bytes] | None, *what: object) -> bool:
         """Whether compiled code has added them; else nothing was added."""
-        if chain_of is None:
+        if chain_of is None or self._rules == 1:
             return False
         try:
-            self._chain = chain_of(self._chain, what)
+            self._chain = chain_of(self._chain, *what)
         except ValueError:
             return False
         return True

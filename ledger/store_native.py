@@ -115,9 +115,9 @@ class Native:
         """
         return self._chain_of_events(self._schema, chain, events)
 
-    def chain_of_bodies(self, chain: bytes, bodies: bytes) -> bytes:
-        """The same over one msgpack array of bodies."""
-        return self._chain_of_bodies(self._schema, chain, bodies)
+    def chain_of_bodies(self, chain: bytes, bodies: bytes, start: int, stop: int) -> bytes:
+        """The same over events `start` up to `stop` of one msgpack array of bodies."""
+        return self._chain_of_bodies(self._schema, chain, bodies, start, stop)
 
 
 def _look(path: bytes) -> Seen | None:

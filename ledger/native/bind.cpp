@@ -232,10 +232,10 @@ nb::object bind_sha256(nb::handle data, bool hardware) {
     return bytes_of(hash.digest());
 }
 
-nb::object bind_chain_of_bodies(nb::handle schema, nb::handle chain, nb::handle bodies) {
+nb::object chain_of(nb::handle schema, nb::handle chain, nb::handle bodies, std::int64_t start, std::int64_t stop) {
     const Bytes told(bodies);
     Link link = link_of(chain);
-    if (!add_bodies(schema_in(schema), Reader(told.data, static_cast<std::size_t>(told.size)), link)) {
+    if (!add_bodies(schema_in(schema), Reader(told.data, static_cast<std::size_t>(told.size)), start, stop, link)) {
         throw std::invalid_argument("bodies: expected one array of events as the encoder writes them");
     }
     return bytes_of(link);
@@ -246,7 +246,7 @@ nb::object bind_chain_of_events(nb::handle schema, nb::handle chain, nb::handle 
     if (!bodies) {
         throw std::invalid_argument("events: expected a list or tuple of events that can be encoded");
     }
-    return bind_chain_of_bodies(schema, chain, bodies);
+    return chain_of(schema, chain, bodies, 0, PySequence_Fast_GET_SIZE(events.ptr()));
 }
 
 // (inode, device, bytes) of a file, None where it is not there. `os.stat` gives the interpreter's lock away, for a
@@ -279,6 +279,6 @@ NB_MODULE(_store, module) {
     module.def("checker", &bind_checker);
     module.def("sha256_hardware", &sha256_hardware);
     module.def("sha256", &bind_sha256);
-    module.def("chain_of_bodies", &bind_chain_of_bodies);
+    module.def("chain_of_bodies", &chain_of);
     module.def("chain_of_events", &bind_chain_of_events);
 }

@@ -81,19 +81,21 @@ void Seen::add(Link& chain) const {
 
 }  // namespace
 
-bool add_bodies(const Schema& schema, Reader bodies, Link& chain) {
+bool add_bodies(const Schema& schema, Reader bodies, std::int64_t start, std::int64_t stop, Link& chain) {
     std::int64_t events = 0;
-    if (!bodies.array(events)) {
+    if (!bodies.array(events) || start < 0 || start > stop || stop > events) {
         return false;
     }
     Seen seen;
-    for (std::int64_t at = 0; at < events; ++at) {
+    for (std::int64_t at = 0; at < stop; ++at) {
         if (!seen.read(schema, bodies)) {
             return false;
         }
-        seen.add(chain);
+        if (at >= start) {
+            seen.add(chain);
+        }
     }
-    return bodies.done();
+    return stop < events || bodies.done();
 }
 
 // ---- reading

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kvsweep.ledger import _store, store_native
 from kvsweep.ledger import events as e
-from kvsweep.ledger.codec import EVENT_TYPES, Bodies, encode
+from kvsweep.ledger.codec import EVENT_TYPES, Bodies, encode, list_length
 from kvsweep.ledger.digest import Digest
 from kvsweep.ledger.errors import LogError
 from kvsweep.ledger.event_base import Event, Implementation, Measured
@@ -39,11 +39,15 @@ def bodies_of(events: Sequence[Event]) -> bytes:
 def same(events: Sequence[Event], chain: bytes = b"") -> None:
     wanted, start = reference(events, chain), chain or Digest().chain
     assert NATIVE.chain_of_events(start, events) == wanted, events
-    assert NATIVE.chain_of_bodies(start, bodies_of(events)) == wanted, events
+    assert NATIVE.chain_of_bodies(start, bodies_of(events), 0, len(events)) == wanted, events
     both = Digest(chain=chain), Digest(chain=chain)
     both[0].update_all(events)
     both[1].update_bodies(bodies_of(events))
     assert {digest.chain for digest in both} == {wanted}
+
+
+def chain_of(chain: bytes, bodies: bytes) -> bytes:
+    return NATIVE.chain_of_bodies(chain, bodies, 0, list_length(bodies))
 
 
 # ---- SHA-256
@@ -84,7 +88,7 @@ def test_batches_of_every_length_and_mixture(make_event: Any) -> None:
     rng = np.random.default_rng(SEED)
     for count in [1, 2, 15, 16, 17, 300]:
         same([make_event(KINDS[int(rng.integers(len(KINDS)))], rng) for _ in range(count)])
-    assert NATIVE.chain_of_bodies(bytes(32), b"\x90") == bytes(32)
+    assert chain_of(bytes(32), b"\x90") == bytes(32)
 
 
 def test_a_batch_of_more_than_65535_events_and_one_that_fits_no_buffer() -> None:
@@ -106,7 +110,7 @@ def test_an_appended_field_is_found_by_its_place(make_event: Any) -> None:
     for ids in (b"", bytes(4), b"\0\0\xc4\0", b"\xc4\0\xc4\0"):
         same([replace(event, valid_tokens=ids)])
     old = b"\x9b" + encode(replace(event, valid_tokens=b""))[1:-2]  # as it was written before there was the field
-    assert NATIVE.chain_of_bodies(bytes(32), b"\x91" + old) == reference([replace(event, valid_tokens=b"")], bytes(32))
+    assert chain_of(bytes(32), b"\x91" + old) == reference([replace(event, valid_tokens=b"")], bytes(32))
 
 
 def test_a_whole_run(written: Any) -> None:
@@ -115,6 +119,19 @@ def test_a_whole_run(written: Any) -> None:
     for first in range(0, len(written.events), 7):
         digest.update_all(written.events[first : first + 7])
     assert digest.value(written.state) == written.digest.value(written.state)
+
+
+def test_part_of_a_group(make_event: Any) -> None:
+    rng = np.random.default_rng(SEED)
+    events = [make_event(KINDS[int(rng.integers(len(KINDS)))], rng) for _ in range(20)]
+    bodies = bodies_of(events)
+    for start, stop in ((0, 20), (0, 7), (7, 20), (3, 3), (19, 20), (20, 20)):
+        digest = Digest()
+        digest.update_bodies(bodies, start, stop)
+        assert digest.chain == reference(events[start:stop])
+    for start, stop in ((-1, 2), (3, 2), (0, 21)):
+        with pytest.raises(ValueError, match="bodies: expected"):
+            NATIVE.chain_of_bodies(bytes(32), bodies, start, stop)
 
 
 def test_rules_1_have_one_hash_over_all(written: Any) -> None:
@@ -132,7 +149,7 @@ def test_an_older_body_is_decoded_first() -> None:
     event = e.TransferStarted(request=KEY, seq=0, operation=op, ranks=((0, 1),))
     digest, older = Digest(), b"\x91\x95" + encode(event)[1:-1]
     with pytest.raises(ValueError, match="bodies: expected"):
-        NATIVE.chain_of_bodies(digest.chain, older)
+        chain_of(digest.chain, older)
     digest.update_bodies(older)
     assert digest.chain == reference([event])
 
@@ -145,11 +162,11 @@ def test_what_is_not_as_the_encoder_writes_it_is_not_taken(kind: type[Event], ma
         body = encode(make_event(kind, rng))
         for at in range(len(body)):
             with pytest.raises(ValueError, match="bodies: expected"):
-                NATIVE.chain_of_bodies(bytes(32), b"\x91" + body[:at])
+                chain_of(bytes(32), b"\x91" + body[:at])
         for at in rng.integers(0, len(body), size=20):
             other = b"\x91" + body[:at] + bytes((int(rng.integers(256)),)) + body[at + 1 :]
             try:
-                found = NATIVE.chain_of_bodies(bytes(32), other)
+                found = chain_of(bytes(32), other)
             except ValueError:
                 continue
             try:
@@ -172,7 +189,7 @@ def test_a_longer_form_of_a_number_is_decoded_first(name: str) -> None:
     assert body.endswith(short)
     digest, other = Digest(), b"\x91" + body[: -len(short)] + longer
     with pytest.raises(ValueError, match="bodies: expected"):
-        NATIVE.chain_of_bodies(digest.chain, other)
+        chain_of(digest.chain, other)
     digest.update_bodies(other)
     assert digest.chain == reference([event])
 
@@ -182,7 +199,7 @@ def test_a_longer_form_of_a_length_is_decoded_first(head: bytes) -> None:
     event = e.RequestResumed(request=KEY, seq=0)
     digest, other = Digest(), b"\x91" + encode(event).replace(b"\xa1r", head)
     with pytest.raises(ValueError, match="bodies: expected"):
-        NATIVE.chain_of_bodies(digest.chain, other)
+        chain_of(digest.chain, other)
     digest.update_bodies(other)
     assert digest.chain == reference([event])
 
@@ -198,7 +215,7 @@ def test_what_is_no_event_is_said(make_event: Any) -> None:
     assert digest.chain == reference([lies]), "the reference looks at no type"
     for chain in (b"", bytes(31), "r"):
         with pytest.raises(ValueError, match=r"^(chain|data): expected"):
-            NATIVE.chain_of_bodies(chain, b"\x90")  # type: ignore[arg-type]
+            chain_of(chain, b"\x90")  # type: ignore[arg-type]
 
 
 def test_what_stands_aside_is_told_by_its_type() -> None:
