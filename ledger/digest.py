@@ -58,25 +58,23 @@ def parts_digest(state: State) -> str:
     By rules 2 and later.
     """
     relation = state.ownership
-    whole = hashlib.sha256(b"kvsweep state 2\0")
-    whole.update(_ENCODER.encode([state.pool, relation.shared, relation.shared_sources]))
-    for _, request in sorted(state.requests.items()):
-        whole.update(_of_request(request))
+    parts = [b"kvsweep state 2\0", _ENCODER.encode([state.pool, relation.shared, relation.shared_sources])]
+    parts += [_of_request(request) for _, request in sorted(state.requests.items())]
     for key in sorted(relation.held.keys() | relation.own.keys()):
-        whole.update(_of_holders(key, relation.held.get(key, NO_HOLDERS), relation.own.get(key, ())))
-    return whole.hexdigest()
+        parts.append(_of_holders(key, relation.held.get(key, NO_HOLDERS), relation.own.get(key, ())))
+    return sha256(b"".join(parts)).hex()
 
 
 def _of_request(request: RequestState) -> bytes:
     known: bytes | None = request.__dict__.get("_digest")
     if known is None:
-        known = request.__dict__["_digest"] = hashlib.sha256(_ENCODER.encode(request)).digest()
+        known = request.__dict__["_digest"] = sha256(_ENCODER.encode(request))
     return known
 
 
 def _of_holders(key: RequestKey, holders: Holders, own: tuple[bytes, ...]) -> bytes:
     def fresh() -> bytes:
-        return hashlib.sha256(_ENCODER.encode([key, sorted(holders.items()), own])).digest()
+        return sha256(_ENCODER.encode([key, sorted(holders.items()), own]))
 
     return holders.digest(fresh, own) if holders else fresh()
 
@@ -112,7 +110,7 @@ class Digest:
             self._whole.update(size)
             self._whole.update(body)
         else:
-            self._chain = sha256(self._chain + size, body)
+            self._chain = sha256(self._chain + size + body)
 
     def update_all(self, events: Sequence[Event]) -> None:
         """Add some events, in order. They are hashed together: once there are many, or the digest is asked."""

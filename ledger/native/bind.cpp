@@ -1,4 +1,4 @@
-// The Python edge of the ledger's native part. kvsweep.ledger.store_native and forms are its only callers.
+// The Python edge of the ledger's native part. kvsweep.ledger.store_native, forms and hashing are its only callers.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
@@ -222,7 +222,7 @@ Link link_of(nb::handle chain) {
     return made;
 }
 
-nb::object bind_sha256(nb::handle data, bool hardware) {
+nb::object sha256_by(nb::handle data, bool hardware) {
     if (hardware && !sha256_hardware()) {
         throw std::invalid_argument("hardware: expected false on this processor");
     }
@@ -231,6 +231,9 @@ nb::object bind_sha256(nb::handle data, bool hardware) {
     hash.update(told.data, static_cast<std::size_t>(told.size));
     return bytes_of(hash.digest());
 }
+
+// Keeps the interpreter's lock, whatever the size.
+nb::object bind_sha256(nb::handle data) { return sha256_by(data, sha256_hardware()); }
 
 nb::object chain_of(nb::handle schema, nb::handle chain, nb::handle bodies, std::int64_t start, std::int64_t stop) {
     const Bytes told(bodies);
@@ -279,6 +282,7 @@ NB_MODULE(_store, module) {
     module.def("checker", &bind_checker);
     module.def("sha256_hardware", &sha256_hardware);
     module.def("sha256", &bind_sha256);
+    module.def("sha256_by", &sha256_by);
     module.def("chain_of_bodies", &chain_of);
     module.def("chain_of_events", &bind_chain_of_events);
 }

@@ -15,6 +15,7 @@ from kvsweep.ledger.codec import EVENT_TYPES, Bodies, encode, list_length
 from kvsweep.ledger.digest import Digest
 from kvsweep.ledger.errors import LogError
 from kvsweep.ledger.event_base import Event, Implementation, Measured
+from kvsweep.ledger.hashing import in_pieces
 from kvsweep.ledger.ids import Operation, RequestKey, Rows
 from kvsweep.ledger.store_native import Native
 
@@ -59,14 +60,15 @@ def test_sha256_is_that_of_hashlib(hardware: bool) -> None:
     sizes = [*range(301), *rng.integers(301, 70_000, size=60).tolist(), 1 << 20]
     for size in sizes:
         data = rng.bytes(size)
-        assert _store.sha256(data, hardware) == hashlib.sha256(data).digest(), size
+        assert _store.sha256_by(data, hardware) == hashlib.sha256(data).digest(), size
+        assert _store.sha256(data) == in_pieces(data) == hashlib.sha256(data).digest(), size
 
 
 def test_instructions_are_refused_where_the_processor_has_none() -> None:
     if _store.sha256_hardware():
         pytest.skip("this processor has them")
     with pytest.raises(ValueError, match="hardware: expected false"):
-        _store.sha256(b"", True)
+        _store.sha256_by(b"", True)
 
 
 # ---- chains
