@@ -80,7 +80,8 @@ def test_rows_fit_or_do_not_as_python_says() -> None:
 def test_what_stands_in_for_a_type_is_left_to_python() -> None:
     for odd in (*ODD, Twin(request=KEY, until=1), no_rows(), Preempt(request=replace(KEY, request_id=Word("a")))):
         assert not FINE(odd)
-    check_message(Twin(request=KEY, until=1))
+    with pytest.raises(Malformed, match="expected a command or a report, got Twin"):
+        check_message(Twin(request=KEY, until=1))
     assert FINE(ProcessStarted(process_epoch=1, rank=None))
     assert FINE(PublishPrefix(request=KEY, keys=((0, "k"), (1, ""))))
     assert not FINE(PublishPrefix(request=KEY, keys=((0, "k", 1),)))  # type: ignore[arg-type]
