@@ -26,8 +26,8 @@ _LEFT_OUT: Final[Mapping[type[Event], dict[str, Any]]] = {
     kind: {name: annotation() for name, annotation in get_type_hints(kind).items() if annotation in ASIDE}
     for kind in EVENT_TYPES.values()
 }
-GATHERED: Final = 256
-"""Events that may wait to be hashed."""
+GATHERED: Final = 16
+"""Events that may wait to be hashed: a round or so, which is still in the cache and fits the buffer for encoding."""
 
 _ENCODER: Final = msgspec.msgpack.Encoder(order="deterministic")
 
