@@ -150,9 +150,9 @@ def decode(body: bytes) -> Event:
         raise LogError(f"event: expected msgpack of one event, got {len(body)} bytes ({error})") from error
     kind = type(event)
     if not _is_fine(event, body):
-        if _items(body) > len(kind.__struct_fields__) + 1:
+        if list_length(body) > len(kind.__struct_fields__) + 1:
             raise LogError(
-                f"{kind.__name__}: expected at most {len(kind.__struct_fields__)} fields, got {_items(body) - 1}"
+                f"{kind.__name__}: expected at most {len(kind.__struct_fields__)} fields, got {list_length(body) - 1}"
             )
         try:
             CHECKS[kind](event, kind.__name__)
@@ -177,12 +177,12 @@ def list_head(count: int) -> bytes:
     return b"\xdc" + count.to_bytes(2, "big") if count < 2**16 else b"\xdd" + count.to_bytes(4, "big")
 
 
-def _items(body: bytes) -> int:
-    """Length of the msgpack array at the head of a body that has decoded as one."""
-    head = body[0]
+def list_length(data: bytes) -> int:
+    """How many items the msgpack array has whose head these bytes begin with; 0 for any other bytes."""
+    head = data[0] if data else 0
     if 0x90 <= head <= 0x9F:
         return head & 0x0F
-    return int.from_bytes(body[1:3] if head == 0xDC else body[1:5], "big")
+    return int.from_bytes({0xDC: data[1:3], 0xDD: data[1:5]}.get(head, b""), "big")
 
 
 def _named(message: str, body: bytes) -> str:

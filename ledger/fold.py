@@ -134,7 +134,7 @@ def _apply_pool(state: State, event: Event) -> State:
 def _expect_key(state: State, event: Event) -> RequestState:
     """The event's stream and number: a known life and its next seq, or the first event of a new life."""
     known = state.requests.get(event.request.request_id)
-    if isinstance(event, e.RequestOpened) and (known is None or event.request != known.key):
+    if type(event) is e.RequestOpened and (known is None or event.request != known.key):
         last = known.key.request_epoch if known else state.pool.epoch_floor
         if known is not None and known.life != "CLOSED":
             raise Refused(

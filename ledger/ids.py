@@ -4,7 +4,8 @@ Every id space is a marker type, so that `Rows[Logical]` is never taken for `Row
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Generic, TypeAlias, TypeVar
+from functools import lru_cache
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -202,4 +203,9 @@ class Rows(Struct, Generic[S], frozen=True, kw_only=True, array_like=True, dict=
 
 def no_rows(layers: Iterable[int] = ()) -> "Rows[S]":
     """Rows without ids: an empty row for each of `layers`."""
+    return _no_rows(tuple(layers))
+
+
+@lru_cache(maxsize=64)
+def _no_rows(layers: tuple[int, ...]) -> "Rows[Any]":
     return Rows.of({layer: np.empty(0, dtype=np.int32) for layer in layers})

@@ -37,12 +37,12 @@ class JointRule(Struct, frozen=True):
 def _lanes_free(state: State, request: RequestState, event: Event) -> str | None:
     if request.life != "RUNNING":
         return f"life is {request.life}"
-    other = request.retain if isinstance(event, BlocksSelected) else request.upload
+    other = request.retain if type(event) is BlocksSelected else request.upload
     return None if other.phase == "IDLE" else f"the other view-changing lane is {other.phase}"
 
 
 def _on_planned_view(state: State, request: RequestState, event: Event) -> str | None:
-    lane = request.upload if isinstance(event, ResidencyCommitted) else request.retain
+    lane = request.upload if type(event) is ResidencyCommitted else request.retain
     if request.life != "RUNNING":
         return f"life is {request.life}"
     if lane.open is None:

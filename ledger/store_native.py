@@ -9,14 +9,17 @@ import types
 from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
+import msgspec
 from msgspec import Struct
 
 from kvsweep.ledger import store_part
 from kvsweep.ledger.checks import PEER_WORDS
+from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import Operation, RequestKey, Rows
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.store import Position
 from kvsweep.ledger.store_part import NAMED, TAG_NAMES, Packed, Part
+from kvsweep.ledger.unmeasured import APPENDED_DEFAULTS, ASIDE
 
 Seen: TypeAlias = tuple[int, int, int]
 """Inode, device and bytes of a file."""
@@ -35,11 +38,15 @@ def why_not_native() -> str | None:
 
 
 def facts() -> list[tuple[object, ...]]:
-    """(type, tag, fields, whether it has an operation, whether it has a rank) of every event."""
+    """(type, tag, fields, has an operation, has a rank, encoded defaults of the appended fields) of every event."""
     return [
-        (kind, tag, _fields(kind, "word" if kind in PEER_WORDS else "count"), has_operation, has_rank)
+        (kind, tag, _fields(kind, "word" if kind in PEER_WORDS else "count"), has_operation, has_rank, _appended(kind))
         for kind, (tag, has_operation, has_rank) in NAMED.items()
     ]
+
+
+def _appended(kind: type[Event]) -> tuple[bytes, ...]:
+    return tuple(msgspec.msgpack.encode(default) for _, default in APPENDED_DEFAULTS.get(kind, ()))
 
 
 def _fields(kind: type[Struct], integer: str) -> tuple[tuple[str, Shape], ...]:
@@ -65,7 +72,8 @@ def _shape(annotation: Any, integer: str) -> Shape:
     if annotation is Layout:
         return ("checked", False, Layout, _fields(Layout, "word"))
     if isinstance(annotation, type) and issubclass(annotation, Struct):
-        return ("record", False, annotation, _fields(annotation, integer))
+        seen = (msgspec.msgpack.encode(annotation()),) if annotation in ASIDE else ()
+        return ("record", False, annotation, _fields(annotation, integer), *seen)
     raise TypeError(f"the compiled code has no form for a field of type {annotation!r}")
 
 
@@ -93,11 +101,23 @@ class Native:
         self._fold = _store.crc_folds() if fold is None else fold
         self.encode_part = _store.encoder(self._schema)
         self.look = _store.look
+        self._chain_of_bodies, self._chain_of_events = _store.chain_of_bodies, _store.chain_of_events
 
     def pack_parts(self, parts: Sequence[Part], numbers: Sequence[list[int]], first: Position) -> Packed:
         """As kvsweep.ledger.store_part.pack_parts."""
         told = [(part.data, part.rows, own) for part, own in zip(parts, numbers, strict=True)]
         return self._pack(self._schema, told, first, self._fold)
+
+    def chain_of_events(self, chain: bytes, events: Sequence[Event]) -> bytes:
+        """Chain of digests by rules 2, gone on over events in order; see kvsweep.ledger.digest.
+
+        Raises ValueError for what it does not take.
+        """
+        return self._chain_of_events(self._schema, chain, events)
+
+    def chain_of_bodies(self, chain: bytes, bodies: bytes, start: int, stop: int) -> bytes:
+        """The same over events `start` up to `stop` of one msgpack array of bodies."""
+        return self._chain_of_bodies(self._schema, chain, bodies, start, stop)
 
 
 def _look(path: bytes) -> Seen | None:
@@ -113,3 +133,5 @@ encode_part = store_part.encode_part if _native is None else _native.encode_part
 pack_parts = store_part.pack_parts if _native is None else _native.pack_parts
 look = _look if _native is None else _native.look
 """(inode, device, bytes) of the file at a path, None where there is none. Raises OSError."""
+chain_of_events = None if _native is None else _native.chain_of_events
+chain_of_bodies = None if _native is None else _native.chain_of_bodies

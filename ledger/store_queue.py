@@ -112,7 +112,8 @@ class QueuedLog:
         return self._last
 
     def durable(self, level: Level = "process") -> Position:
-        self._expect_writing()
+        if self._closed or self._failed is not None:
+            self._expect_writing()
         return self._durable[level]
 
     def full(self) -> tuple[str, int] | None:

@@ -37,7 +37,14 @@ class Batch:
 
     def keys(self) -> tuple[RequestKey, ...]:
         """Requests whose streams the batch touches, in order."""
-        return tuple(dict.fromkeys(event.request for event in self.events if event.request != POOL))
+        found: dict[RequestKey, None] = {}
+        latest = POOL
+        for event in self.events:
+            if event.request is not latest:  # most events of a batch share the key, and a key's hash costs
+                latest = event.request
+                found[latest] = None
+        found.pop(POOL, None)
+        return tuple(found)
 
     def effect(self, effect: Effect) -> None:
         self.effects.append(effect)

@@ -1,7 +1,7 @@
 """The sans-I/O core: commands and reports go in, events and effects come out. No thread, clock, I/O or random."""
 
 from collections.abc import Iterable
-from typing import TypeAlias
+from typing import Any, Final, TypeAlias
 
 from kvsweep.kernels.table import Kernels, choose_kernels
 from kvsweep.ledger import events as e
@@ -22,6 +22,11 @@ from kvsweep.runtime.steps import HandedOut, OpenSteps
 from kvsweep.runtime.well_formed import check_message, expect_key
 
 Message: TypeAlias = Command | Report
+
+_OF_OPERATION: Final = frozenset({messages.Abort, messages.Done, messages.Acknowledged})
+_OF_NO_REQUEST: Final = frozenset(
+    {messages.OpenRequest, messages.EvictPrefix, messages.ProcessStarted, messages.ProcessLost}
+)
 
 
 class Core:
@@ -85,7 +90,7 @@ class Core:
             raise UsageError("a turn is staged: adopt or discard it before the next message")
         check_message(message)
         batch = Batch(self._state)
-        command, reserved = (message.cause, message) if isinstance(message, Reserved) else (message, None)
+        command, reserved = (message.cause, message) if type(message) is Reserved else (message, None)
         try:
             turn = self._decide(batch, command, reserved)
         except Refused as error:
@@ -107,29 +112,30 @@ class Core:
         return self._stage(batch, turn, turn.operation.request if turn.operation else about)
 
     def _decide(self, batch: Batch, message: Message, reserved: Reserved | None) -> Turn:
-        if isinstance(message, messages.Done):
+        if type(message) is messages.Done:
             outcome, verdict = decide_report.done(batch, message)
             refusal = None
             if outcome == "refused":
                 refusal = Refusal(what="Done", reason=f"{verdict.rule}: expected {verdict.expected}, got {verdict.got}")
             return Turn(outcome=outcome, refusal=refusal, operation=message.operation)
-        if isinstance(message, messages.Acknowledged):
+        if type(message) is messages.Acknowledged:
             return Turn(outcome=decide_report.acknowledged(batch, message), operation=message.operation)
-        if isinstance(message, messages.ProcessStarted | messages.ProcessLost):
+        if type(message) is messages.ProcessStarted or type(message) is messages.ProcessLost:
             return self._process(batch, message)
         key = _request_of(message)
-        if key is not None and batch.state.request(key) is None:
+        request = batch.state.request(key) if key is not None else None
+        if key is not None and request is None:
             raise Refused(key, type(message).__name__, "no such request", ("OpenRequest",))
-        repeated = self._repeated(batch.state, message)
+        repeated = _repeated(request, message) if request is not None else None
         if repeated is not None:
             refusal = Refusal(what="Aborted", reason=repeated.aborted) if repeated.aborted else None
             return Turn(outcome="repeated", operation=repeated.operation, refusal=refusal)
-        if key is not None and batch.request(key).life == "CLOSED":
-            raise Refused(key, type(message).__name__, batch.request(key).describe(), (), "the request is closed")
+        if request is not None and request.life == "CLOSED":
+            raise Refused(request.key, type(message).__name__, request.describe(), (), "the request is closed")
         reply = self._command(batch, message, reserved)
-        if isinstance(reply, Reserve):
-            return Turn(outcome="reserve", effects=(reply,))
-        return Turn(outcome="accepted", operation=reply)
+        if reply is None or isinstance(reply, Operation):
+            return Turn(outcome="accepted", operation=reply)
+        return Turn(outcome="reserve", effects=(reply,))
 
     def _process(self, batch: Batch, message: messages.ProcessStarted | messages.ProcessLost) -> Turn:
         reason = decide_process.process(batch, message)
@@ -138,15 +144,16 @@ class Core:
         return Turn(outcome="refused", refusal=Refusal(what=type(message).__name__, reason=reason))
 
     def _command(self, batch: Batch, message: Message, reserved: Reserved | None) -> Operation | Reserve | None:
+        # The types themselves are compared: a struct's type takes long to say no to isinstance.
+        if type(message) is messages.Select:
+            return decide_upload.select(batch, self._context, self._drafts, message, reserved)
+        if type(message) is messages.Retain:
+            return decide_retain.retain(batch, self._context, message, reserved)
+        if type(message) is messages.OpenTail:
+            return decide_request.open_tail(batch, message, reserved)
+        if type(message) is messages.SealTail:
+            return decide_request.seal_tail(batch, self._context, message, reserved)
         match message:
-            case messages.Select():
-                return decide_upload.select(batch, self._context, self._drafts, message, reserved)
-            case messages.Retain():
-                return decide_retain.retain(batch, self._context, message, reserved)
-            case messages.OpenTail():
-                return decide_request.open_tail(batch, message, reserved)
-            case messages.SealTail():
-                return decide_request.seal_tail(batch, self._context, message, reserved)
             case messages.PublishPrefix():
                 decide_prefix.publish(batch, message)
             case messages.AttachPrefix():
@@ -169,27 +176,10 @@ class Core:
                 raise UsageError(f"expected a command or a report, got {type(message).__name__}")
         return None
 
-    def _repeated(self, state: State, message: Message) -> Remembered | None:
-        """What this idempotency key already started; the key used for something else is refused."""
-        if isinstance(message, messages.Select):
-            key = message.selection.request
-        elif isinstance(message, messages.Retain):
-            key = message.request
-        else:
-            return None
-        request = state.request(key)
-        for known in request.commands if request else ():
-            if known.key == message.idempotency_key:
-                if known.what != _what(message):
-                    reason = f"idempotency key {known.key!r} was used for something else"
-                    raise Refused(key, type(message).__name__, request.describe() if request else "", (), reason)
-                return known
-        return None
-
     def _refuse(self, message: Message, error: Refused) -> Turn:
         """The caller's mistake: recorded, and returned for the driver to raise."""
         batch = Batch(self._state)
-        command = message.cause if isinstance(message, Reserved) else message
+        command = message.cause if type(message) is Reserved else message
         key = error.key if isinstance(error.key, RequestKey) else _request_of(command)
         stream = decide_report.stream_of(self._state, key) if key is not None else POOL
         batch.emit(
@@ -244,9 +234,9 @@ class Core:
         self._state, self._staged = self._staged, None
         self._spoken.adopted(self._state, turn.events)
         for event in turn.events:
-            if isinstance(event, e.TailDropped):
+            if type(event) is e.TailDropped:
                 self.steps.fence(event.request, event.fence)
-            elif isinstance(event, e.FenceOpened):
+            elif type(event) is e.FenceOpened:
                 self.steps.forget_fence(event.request, event.fence)
 
     def discard(self, turn: Turn) -> None:
@@ -288,30 +278,40 @@ class Core:
         return [reason for request in requests for reason in _pending(self._state, request, self.steps)]
 
 
+def _repeated(request: RequestState, message: Message) -> Remembered | None:
+    """What this idempotency key already started; the key used for something else is refused."""
+    if type(message) is not messages.Select and type(message) is not messages.Retain:
+        return None
+    for known in request.commands:
+        if known.key == message.idempotency_key:
+            if known.what != _what(message):
+                reason = f"idempotency key {known.key!r} was used for something else"
+                raise Refused(request.key, type(message).__name__, request.describe(), (), reason)
+            return known
+    return None
+
+
 def _what(message: messages.Select | messages.Retain) -> str:
     """Digest of what is asked."""
     return selection_digest(message.selection) if isinstance(message, messages.Select) else retain_digest(message)
 
 
-def _request_of(message: Message) -> RequestKey | None:
-    match message:
-        case messages.Select():
-            return message.selection.request
-        case messages.Abort():
-            return message.operation.request
-        case messages.OpenRequest() | messages.EvictPrefix() | messages.ProcessStarted() | messages.ProcessLost():
-            return None
-        case messages.Done() | messages.Acknowledged():
-            return message.operation.request
-        case messages.Reserved():
-            return _request_of(message.cause)
-        case _:
-            return message.request
+def _request_of(message: Any) -> RequestKey | None:
+    kind, key = type(message), None
+    if kind is Reserved:
+        key = _request_of(message.cause)
+    elif kind in _OF_OPERATION:
+        key = message.operation.request
+    elif kind is messages.Select:
+        key = message.selection.request
+    elif kind not in _OF_NO_REQUEST:
+        key = message.request
+    return key
 
 
 def _give_back(message: Message) -> list[Effect]:
     """Blocks that were reserved for a plan which did not come about."""
-    if not isinstance(message, Reserved) or message.device is None:
+    if type(message) is not Reserved or message.device is None:
         return []
     return [Release(device=message.device, cpu=message.cpu_full + message.cpu_copy + message.claimed)]
 

@@ -6,11 +6,9 @@ from kvsweep.ledger.ids import Operation
 from kvsweep.ledger.state import OpenOperation, State
 from kvsweep.runtime.clock import Clock
 
-BOUNDS = frozenset(
+BEGIN_TO_WAIT = frozenset({e.TransferStarted, e.ReadersDrained, e.StoreStarted})
+END_TO_WAIT = frozenset(
     {
-        e.TransferStarted,
-        e.ReadersDrained,
-        e.StoreStarted,
         e.TransferCompleted,
         e.AllRanksApplied,
         e.StoreCompleted,
@@ -19,6 +17,7 @@ BOUNDS = frozenset(
         e.StoreAborted,
     }
 )
+BOUNDS = BEGIN_TO_WAIT | END_TO_WAIT
 """Events with which an operation begins or ends to wait for its ranks."""
 
 
@@ -34,22 +33,12 @@ class Deadlines:
         self._settling: dict[int, tuple[float, Operation]] = {}
 
     def apply(self, event: Event) -> None:
-        if type(event) not in BOUNDS:
-            return
-        match event:
-            case e.TransferStarted() | e.ReadersDrained() | e.StoreStarted():
-                self._open[event.operation.operation_id] = (self._clock.now() + self._limit_s, event.operation)
-            case (
-                e.TransferCompleted()
-                | e.AllRanksApplied()
-                | e.StoreCompleted()
-                | e.UploadAborted()
-                | e.RetainAborted()
-                | e.StoreAborted()
-            ):
-                self._open.pop(event.operation.operation_id, None)
-            case _:
-                pass
+        """event: one of BOUNDS; any other changes nothing."""
+        if type(event) in BEGIN_TO_WAIT:
+            operation: Operation = event.operation  # type: ignore[attr-defined]
+            self._open[operation.operation_id] = (self._clock.now() + self._limit_s, operation)
+        elif type(event) in END_TO_WAIT:
+            self._open.pop(event.operation.operation_id, None)  # type: ignore[attr-defined]
 
     def next(self) -> float | None:
         """Earliest moment at which one passes; None where nothing waits."""

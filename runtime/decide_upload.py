@@ -157,7 +157,7 @@ def select(
 ) -> Operation | Reserve:
     selection, settings = command.selection, context.settings
     draft = drafts.of(batch, context, command)
-    if isinstance(draft, Operation):
+    if not isinstance(draft, Draft):
         return draft
     request, layout = batch.request(selection.request), batch.state.pool.layout
     plan, placement, copies, tokens = draft.plan, draft.placement, draft.copies, selection.tokens_by_layer

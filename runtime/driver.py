@@ -3,11 +3,13 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias, get_args
 
 from msgspec.structs import replace
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger import laws
+from kvsweep.ledger.codec import EVENT_TYPES
 from kvsweep.ledger.digest import Digest
 from kvsweep.ledger.errors import (
     BrokenLaw,
@@ -48,7 +50,7 @@ from kvsweep.ledger.state import EMPTY, Residency, State, residency
 from kvsweep.ledger.store import LogStore, Snapshot
 from kvsweep.runtime.clock import Clock, MachineClock, TurnClock
 from kvsweep.runtime.core import Core, Message
-from kvsweep.runtime.deadlines import Deadlines, settling, silent
+from kvsweep.runtime.deadlines import BOUNDS, Deadlines, settling, silent
 from kvsweep.runtime.handshake import handshake_fact
 from kvsweep.runtime.metrics import Metrics
 from kvsweep.runtime.outbox import Outbox
@@ -61,12 +63,13 @@ from kvsweep.runtime.world import World as World
 from kvsweep.transports.handshake import Capabilities, differences
 from kvsweep.transports.pools import Pools
 
-Reports = Done | Acknowledged | ProcessStarted | ProcessLost
-StartsWork = Select | Retain | OpenTail | SealTail | RegisterSources | PublishPrefix | AttachPrefix
+REPORTS = frozenset({Done, Acknowledged, ProcessStarted, ProcessLost})
+STARTS_WORK = frozenset({Select, Retain, OpenTail, SealTail, RegisterSources, PublishPrefix, AttachPrefix})
 """Refused as `Busy` while the log is behind by its bound. Whatever ends work, or says that it has ended, never is."""
 
 PLANNED = frozenset({e.UploadPlanned, e.RetainPlanned})
-ENDED = frozenset({e.UploadAborted, e.RetainAborted, e.StoreAborted, e.TransferSettled})
+Ended: TypeAlias = e.UploadAborted | e.RetainAborted | e.StoreAborted | e.TransferSettled
+ENDED: frozenset[type[Event]] = frozenset(get_args(Ended))
 
 
 class Driver:
@@ -99,6 +102,10 @@ class Driver:
         self._failed: LogError | None = None
         self._position = log.durable()  # of the last appended event
         self._deadlines = Deadlines(deadlines, settings.transfer.deadline_s)
+        looks = self.metrics.figures(), dict.fromkeys(BOUNDS, self._deadlines.apply), dict.fromkeys(ENDED, self._follow)
+        self._told: dict[object, list[Callable[[Any], None]]] = {
+            kind: [look[kind] for look in looks if kind in look] for kind in EVENT_TYPES.values()
+        }
         self.events = 0  # appended so far
         self.final_digest = ""  # of the whole run, once it is closed
 
@@ -151,10 +158,10 @@ class Driver:
         Raises Refused for an illegal command, Malformed for one that has not the types of its declaration, Busy for one
         that starts work while the log is behind by its bound, and LogError for any command once an append has failed.
         """
-        if isinstance(message, Reports):
+        if type(message) in REPORTS:
             return self._report(message)
         self.expect_writable()
-        if isinstance(message, StartsWork) and (bound := self.log.full()) is not None:
+        if type(message) in STARTS_WORK and (bound := self.log.full()) is not None:
             raise Busy(*bound)
         return self._handle(message)
 
@@ -171,7 +178,7 @@ class Driver:
             turn = self.core.handle(message)
             while turn.outcome == "reserve":
                 (ask,) = turn.effects
-                if not isinstance(ask, Reserve):
+                if type(ask) is not Reserve:
                     raise TypeError(f"expected Reserve, got {type(ask).__name__}")
                 given = self.pools.reserve(ask)
                 turn = self.core.handle(given)
@@ -179,7 +186,7 @@ class Driver:
         except Exception as error:
             if given is not None and given.device is not None:  # reserved for a turn that did not come about
                 self.pools.release(Release(device=given.device, cpu=given.cpu_full + given.cpu_copy + given.claimed))
-            if isinstance(message, Reports) and isinstance(error, Malformed | Unencodable):
+            if type(message) in REPORTS and isinstance(error, Malformed | Unencodable):
                 return Turn(outcome="refused", refusal=Refusal(what=type(message).__name__, reason=str(error)))
             if isinstance(error, Unencodable):
                 raise UsageError(f"{type(message).__name__}: {error}") from error
@@ -223,7 +230,7 @@ class Driver:
 
         `Release` stands among them: the shell gives the blocks back.
         """
-        if self.read_only is not None:
+        if not self._outbox or self.read_only is not None:
             return []
         return self._outbox.take(process=self.log.durable(), power=self.log.durable("power"))
 
@@ -251,17 +258,14 @@ class Driver:
                 self._deadlines.settle_again(one)
         return turns
 
-    def _follow(self, event: Event) -> None:
+    def _follow(self, event: Ended) -> None:
         """An aborted operation is asked after until every rank is terminal."""
-        if type(event) not in ENDED:
-            return
-        match event:
-            case e.UploadAborted() | e.RetainAborted() | e.StoreAborted() if settling(self.state, event.operation):
-                self._deadlines.settle_again(event.operation)
-            case e.TransferSettled() if not settling(self.state, event.operation):
+        left = settling(self.state, event.operation)
+        if isinstance(event, e.TransferSettled):
+            if left is None:
                 self._deadlines.settled(event.operation)
-            case _:
-                pass
+        elif left is not None:
+            self._deadlines.settle_again(event.operation)
 
     @property
     def idle(self) -> bool:
@@ -286,8 +290,9 @@ class Driver:
 
     def expect_writable(self) -> None:
         """Raise LogError with the reason once an append has failed."""
-        if self.read_only is not None:
-            raise LogError(str(self.read_only)) from self.read_only
+        failed = self.read_only
+        if failed is not None:
+            raise LogError(str(failed)) from failed
 
     @property
     def state(self) -> State:
@@ -352,7 +357,7 @@ class Driver:
             self.core.adopt(turn)
             self._outbox.put(self._position, turn.effects)
             return turn
-        if any(type(event) in PLANNED for event in turn.events):
+        if not PLANNED.isdisjoint(map(type, turn.events)):
             turn = replace(turn, events=tuple(_timed(event, plan_s) for event in turn.events))
         try:
             position = self.log.append(turn.events, level=self._outbox.level(turn.effects))
@@ -366,11 +371,10 @@ class Driver:
         self.core.adopt(turn)
         self._position = position
         self._outbox.put(position, turn.effects)
+        self._digest.update_all(turn.events)
         for event in turn.events:
-            self._digest.update(event)
-            self.metrics.apply(event)
-            self._deadlines.apply(event)
-            self._follow(event)
+            for look in self._told[type(event)]:
+                look(event)
             for watcher in self._watchers:
                 watcher(event)
         self.events += len(turn.events)
@@ -392,6 +396,4 @@ class Driver:
 
 
 def _timed(event: Event, plan_s: float) -> Event:
-    if type(event) in PLANNED:
-        return replace(event, measured=Measured(plan_s=plan_s))
-    return event
+    return replace(event, measured=Measured(plan_s=plan_s)) if type(event) in PLANNED else event

@@ -1,32 +1,12 @@
 """What a run cost, each figure counted by itself and none derived from another (contract A2). A fold over events."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-
-import numpy as np
+from types import MethodType
+from typing import Any, ClassVar
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.event_base import Event
-from kvsweep.ledger.ids import int32_view
-
-COUNTED = frozenset(
-    {
-        e.UploadPlanned,
-        e.BlocksLeased,
-        e.TransferStarted,
-        e.ReadersDrained,
-        e.KeepMapPublished,
-        e.RankTransferred,
-        e.UploadAcknowledged,
-        e.RetainPlanned,
-        e.TablesApplied,
-        e.OwnersCommitted,
-        e.RetainAborted,
-        e.RankStored,
-        e.BlocksRetired,
-        e.FenceOpened,
-    }
-)
-"""Events that have a figure."""
 
 
 @dataclass
@@ -51,44 +31,82 @@ class Metrics:
     _modes: dict[int, str] = field(default_factory=dict)  # of open retains
 
     def apply(self, event: Event) -> None:
-        if type(event) not in COUNTED:
-            return
-        match event:
-            case e.UploadPlanned():
-                self.plan_s += event.measured.plan_s
-                self.uploaded_areas += event.logical.size
-            case e.BlocksLeased():
-                self.cpu_destination_blocks += int(int32_view(event.copies).size)
-                self.adopted_areas += event.adopted.size
-            case e.TransferStarted() | e.ReadersDrained() | e.KeepMapPublished():
-                self.metadata_bytes += event.metadata_bytes
-            case e.RankTransferred():
-                self.h2d_bytes += event.h2d_bytes
-                self.unpack_bytes += event.unpack_bytes
-                self.table_updates += event.table_updates
-                self.wait_s += event.measured.wait_s
-            case e.UploadAcknowledged():
-                self.cpu_gather_bytes += event.cpu_gather_bytes
-            case e.RetainPlanned():
-                self.plan_s += event.measured.plan_s
-                self.adopted_areas += event.adopted.size
-                self._modes[event.operation.operation_id] = event.mode
-            case e.TablesApplied():
-                self.resident_moved_bytes += event.resident_moved_bytes
-                self.table_updates += event.table_updates
-                self.wait_s += event.measured.wait_s
-                if self._modes.get(event.operation.operation_id) == "pack":
-                    self.packed_bytes += event.resident_moved_bytes
-            case e.OwnersCommitted():
-                mode = self._modes.pop(event.operation.operation_id, None)
-                if mode is not None:  # None: folded from the middle of an operation
-                    self.remap[mode] += 1
-            case e.RetainAborted():
-                self._modes.pop(event.operation.operation_id, None)
-            case e.RankStored():
-                self.d2h_bytes += event.d2h_bytes
-                self.wait_s += event.measured.wait_s
-            case e.BlocksRetired() | e.FenceOpened():
-                self.physical_blocks_released += sum(int(np.frombuffer(ids, "<i4").size) for ids in event.freed)
-            case _:
-                pass
+        figure = self.FIGURES.get(type(event))
+        if figure is not None:
+            figure(self, event)
+
+    def figures(self) -> dict[type[Event], Callable[[Any], None]]:
+        """What adds up an event of each type that has a figure."""
+        return {kind: MethodType(figure, self) for kind, figure in self.FIGURES.items()}
+
+    # ---- one event each
+
+    def _upload_planned(self, event: e.UploadPlanned) -> None:
+        self.plan_s += event.measured.plan_s
+        self.uploaded_areas += event.logical.size
+
+    def _leased(self, event: e.BlocksLeased) -> None:
+        self.cpu_destination_blocks += _ids(event.copies)
+        self.adopted_areas += event.adopted.size
+
+    def _sent(self, event: e.TransferStarted | e.ReadersDrained | e.KeepMapPublished) -> None:
+        self.metadata_bytes += event.metadata_bytes
+
+    def _transferred(self, event: e.RankTransferred) -> None:
+        self.h2d_bytes += event.h2d_bytes
+        self.unpack_bytes += event.unpack_bytes
+        self.table_updates += event.table_updates
+        self.wait_s += event.measured.wait_s
+
+    def _acknowledged(self, event: e.UploadAcknowledged) -> None:
+        self.cpu_gather_bytes += event.cpu_gather_bytes
+
+    def _retain_planned(self, event: e.RetainPlanned) -> None:
+        self.plan_s += event.measured.plan_s
+        self.adopted_areas += event.adopted.size
+        self._modes[event.operation.operation_id] = event.mode
+
+    def _applied(self, event: e.TablesApplied) -> None:
+        self.resident_moved_bytes += event.resident_moved_bytes
+        self.table_updates += event.table_updates
+        self.wait_s += event.measured.wait_s
+        if self._modes.get(event.operation.operation_id) == "pack":
+            self.packed_bytes += event.resident_moved_bytes
+
+    def _committed(self, event: e.OwnersCommitted) -> None:
+        mode = self._modes.pop(event.operation.operation_id, None)
+        if mode is not None:  # None: folded from the middle of an operation
+            self.remap[mode] += 1
+
+    def _aborted(self, event: e.RetainAborted) -> None:
+        self._modes.pop(event.operation.operation_id, None)
+
+    def _stored(self, event: e.RankStored) -> None:
+        self.d2h_bytes += event.d2h_bytes
+        self.wait_s += event.measured.wait_s
+
+    def _freed(self, event: e.BlocksRetired | e.FenceOpened) -> None:
+        self.physical_blocks_released += sum(map(_ids, event.freed))
+
+    FIGURES: ClassVar[Mapping[type[Event], Callable[["Metrics", Any], None]]] = {
+        e.UploadPlanned: _upload_planned,
+        e.BlocksLeased: _leased,
+        e.TransferStarted: _sent,
+        e.ReadersDrained: _sent,
+        e.KeepMapPublished: _sent,
+        e.RankTransferred: _transferred,
+        e.UploadAcknowledged: _acknowledged,
+        e.RetainPlanned: _retain_planned,
+        e.TablesApplied: _applied,
+        e.OwnersCommitted: _committed,
+        e.RetainAborted: _aborted,
+        e.RankStored: _stored,
+        e.BlocksRetired: _freed,
+        e.FenceOpened: _freed,
+    }
+    """Events that have a figure, and what adds it up."""
+
+
+def _ids(data: bytes) -> int:
+    """How many of '<i4'."""
+    return len(data) // 4

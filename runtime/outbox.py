@@ -3,8 +3,9 @@
 import math
 from collections import deque
 from collections.abc import Iterable
+from operator import itemgetter
 
-from kvsweep.ledger.messages import Effect, Need, Reserve
+from kvsweep.ledger.messages import Effect, Need
 from kvsweep.ledger.store import Level, Position
 
 
@@ -24,11 +25,15 @@ class Outbox:
         }
 
     def __bool__(self) -> bool:
-        return any(self._waiting.values())
+        waiting = self._waiting
+        return bool(waiting["nothing"] or waiting["process"] or waiting["power"])
 
     def level(self, effects: Iterable[Effect]) -> Level:
         """What the batch that causes these must survive."""
-        return "power" if any(self._need(effect) == "power" for effect in effects) else self._ack
+        for effect in effects:
+            if self._need(effect) == "power":
+                return "power"
+        return self._ack
 
     def put(self, position: Position, effects: Iterable[Effect]) -> None:
         """position: of the last event of the batch that caused them."""
@@ -44,9 +49,11 @@ class Outbox:
             while waiting and waiting[0][1] <= durable[need]:
                 number, _, effect = waiting.popleft()
                 ready.append((number, effect))
-        return [effect for _, effect in sorted(ready, key=lambda one: one[0])]
+        ready.sort(key=itemgetter(0))
+        return [effect for _, effect in ready]
 
     def _need(self, effect: Effect) -> Need:
-        if isinstance(effect, Reserve):
+        needs: Need | None = getattr(effect, "needs", None)
+        if needs is None:
             raise TypeError("Reserve is answered by the pools and never waits")
-        return self._ack if effect.needs == "process" else effect.needs
+        return self._ack if needs == "process" else needs

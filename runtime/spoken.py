@@ -31,7 +31,7 @@ class Spoken:
 
     def __init__(self, state: State) -> None:
         self._live: dict[int, None] = {}  # ascending
-        self._of: dict[RequestKey, frozenset[int]] = {}
+        self._of: dict[RequestKey, tuple[int, ...]] = {}
         for request in state.requests.values():
             self._look(state, request.key)
         self._live = dict.fromkeys(sorted(self._live))
@@ -44,16 +44,22 @@ class Spoken:
 
     def adopted(self, state: State, events: Iterable[Event]) -> None:
         """A batch is part of the state now."""
-        for key in {event.request: None for event in events if type(event) in BEGINS_OR_ENDS}:
-            self._look(state, key)
+        looked = None
+        for event in events:
+            if type(event) in BEGINS_OR_ENDS and event.request is not looked:
+                looked = event.request
+                self._look(state, looked)
 
     def _look(self, state: State, key: RequestKey) -> None:
         request = state.request(key)
         live = (*request.open_operations(), *request.settling) if request is not None else ()
-        before, now = self._of.get(key, frozenset()), frozenset(opened.operation.operation_id for opened in live)
-        for number in before - now:
-            del self._live[number]
-        self._live.update(dict.fromkeys(sorted(now - before)))
+        before, now = self._of.get(key, ()), tuple([opened.operation.operation_id for opened in live])
+        if now == before:
+            return
+        for number in before:
+            if number not in now:
+                del self._live[number]
+        self._live.update(dict.fromkeys(sorted(set(now).difference(before))))
         if now:
             self._of[key] = now
         else:

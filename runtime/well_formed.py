@@ -4,15 +4,14 @@ A message made in the same process is checked by nothing else: a codec checks wh
 a state can judge are the business of the decisions.
 """
 
-from collections.abc import Callable
 from functools import cache
-from operator import attrgetter
 from types import UnionType
-from typing import Any, NoReturn, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from msgspec import Struct
 
 from kvsweep.ledger.errors import LayoutError, Malformed
+from kvsweep.ledger.forms import checker
 from kvsweep.ledger.ids import RequestKey, Rows
 from kvsweep.ledger.messages import Command, Report
 
@@ -22,23 +21,22 @@ MESSAGES: tuple[type[Struct], ...] = (*get_args(Command), *get_args(Report))
 INT64 = range(-(2**63), 2**63)
 """What every ledger and wire can hold."""
 
-Quick: TypeAlias = Callable[[Any], bool]
-"""Whether a value is plainly of its kind. Where it says no, the check that names the fault decides."""
+_fine, _fine_key = checker(MESSAGES), checker([RequestKey])
+"""Where these say no, or are not there, the check that names the fault decides."""
 
 
 def check_message(message: object) -> None:
     """Raise Malformed that names the field, what was expected and what came, for example `OpenTail.until`."""
-    quick = _QUICK.get(type(message))
-    if quick is not None and quick(message):
+    if _fine is not None and _fine(message):  # most are
         return
-    if not isinstance(message, MESSAGES):
+    if type(message) not in MESSAGES:
         raise Malformed("message", "a command or a report", type(message).__name__)
-    _check_struct(type(message).__name__, message)
+    _check_struct(type(message).__name__, message)  # type: ignore[arg-type]
 
 
 def expect_key(what: str, key: object) -> None:
     """Raise Malformed unless the argument of `what` is the key of a life, whole."""
-    if _quick(RequestKey)(key):
+    if _fine_key is not None and _fine_key(key):
         return
     if not isinstance(key, RequestKey):
         _wrong(f"{what}.request", RequestKey.__name__, key)
@@ -108,66 +106,3 @@ def _check_tuple(path: str, value: object, kinds: tuple[Any, ...]) -> None:
 
 def _wrong(path: str, expected: str, value: object) -> NoReturn:
     raise Malformed(path, expected, type(value).__name__)
-
-
-# ---- the quick way: most messages are well formed
-
-
-@cache
-def _quick(kind: Any) -> Quick:
-    origin, parts = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        return _quick_union(tuple(_quick(part) for part in parts))
-    if origin is tuple:
-        return _quick_tuple(parts)
-    if isinstance(origin or kind, type) and issubclass(origin or kind, Struct):
-        return _quick_struct(origin or kind)
-    return _PLAIN.get(kind, lambda value: False)
-
-
-def _quick_union(kinds: tuple[Quick, ...]) -> Quick:
-    return lambda value: any(quick(value) for quick in kinds)
-
-
-def _quick_tuple(parts: tuple[Any, ...]) -> Quick:
-    if parts[-1:] == (Ellipsis,):
-        one = _quick(parts[0])
-        return lambda value: type(value) is tuple and all(map(one, value))
-    each = tuple(map(_quick, parts))
-
-    def fixed(value: Any) -> bool:
-        return type(value) is tuple and len(value) == len(each) and all(q(v) for q, v in zip(each, value, strict=True))
-
-    return fixed
-
-
-def _quick_struct(kind: type[Struct]) -> Quick:
-    if kind is Rows:
-        return lambda value: type(value) is Rows and value.fits()
-    names, each = kind.__struct_fields__, tuple(_quick(field) for _, field in _fields(kind))
-    if len(names) == 1:
-        [name], [one] = names, each
-        return lambda value: type(value) is kind and one(getattr(value, name))
-    fields = attrgetter(*names)
-
-    def struct(value: Any) -> bool:
-        if type(value) is not kind:
-            return False
-        for quick, field in zip(each, fields(value), strict=True):  # noqa: SIM110 - half the time of all()
-            if not quick(field):
-                return False
-        return True
-
-    return struct
-
-
-_PLAIN: dict[Any, Quick] = {
-    int: lambda value: type(value) is int and -(2**63) <= value < 2**63,
-    float: lambda value: type(value) is float,
-    str: lambda value: type(value) is str,
-    bool: lambda value: type(value) is bool,
-    bytes: lambda value: type(value) is bytes and not len(value) % 4,
-    type(None): lambda value: value is None,
-}
-
-_QUICK: dict[type, Quick] = {kind: _quick(kind) for kind in MESSAGES}

@@ -1,13 +1,18 @@
 """Free blocks: the allocation owners. The coordinator decides what is held; these only hand out and take back."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from kvsweep.ledger.errors import DoubleFree, LayoutError
 from kvsweep.ledger.ids import Int32, int32_view
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.messages import Release, Reserve, Reserved
+
+NONE: Final[Int32] = np.empty(0, dtype=np.int32)
+WINDOW: Final = 1024  # blocks that are looked at for a few
 
 
 class FreeList:
@@ -22,6 +27,7 @@ class FreeList:
         self.first = first
         self._free = np.ones(blocks, dtype=np.bool_)
         self._count = blocks
+        self._lowest = 0  # no place below it is free
 
     @property
     def free(self) -> int:
@@ -34,10 +40,21 @@ class FreeList:
             raise LayoutError("count", "0 or more blocks", str(count))
         if count > self._count:
             return None
-        at = np.flatnonzero(self._free)[:count]
+        if count == 0:
+            return NONE
+        at = self._lowest_free(count)
         self._free[at] = False
         self._count -= count
+        self._lowest = int(at[-1]) + 1
         return (at + self.first).astype(np.int32)
+
+    def _lowest_free(self, count: int) -> npt.NDArray[np.intp]:
+        """Places of as many free blocks, of which there are enough. A large pool is not looked through for a few."""
+        ahead = max(WINDOW, 2 * count)
+        at = np.flatnonzero(self._free[self._lowest : self._lowest + ahead])
+        if at.size < count:
+            at = np.flatnonzero(self._free[self._lowest :])
+        return at[:count] + self._lowest
 
     def claim(self, ids: Int32) -> bool:
         """Reserve just these ids, all or none of them: False where one is not free or not of this pool."""
@@ -50,6 +67,8 @@ class FreeList:
 
     def check_release(self, ids: Int32) -> None:
         """Raise LayoutError for an id of another pool, DoubleFree for one that is free or stands twice in `ids`."""
+        if ids.size == 0 or self._plainly_given(ids):
+            return
         outside = (ids < self.first) | (ids >= self.first + self.blocks)
         if outside.any():
             got = str(int(ids[outside][0]))
@@ -59,11 +78,23 @@ class FreeList:
         if wrong.size:
             raise DoubleFree(self.name, int(wrong[0]))
 
+    def _plainly_given(self, ids: Int32) -> bool:
+        """Whether ids, at least one, are ascending and none is free or of another pool. Most are."""
+        if ids[0] < self.first or ids[-1] >= self.first + self.blocks or not (ids[1:] > ids[:-1]).all():
+            return False
+        return not self._free[ids - self.first].any()
+
     def release(self, ids: Int32) -> None:
         """Take int32[n] ids back. Raises as `check_release`; then nothing is taken back."""
         self.check_release(ids)
-        self._free[ids - self.first] = True
-        self._count += ids.size
+        self.take_back(ids)
+
+    def take_back(self, ids: Int32) -> None:
+        """`release` for ids that `check_release` has found nothing wrong with."""
+        if ids.size:
+            self._free[ids - self.first] = True
+            self._count += ids.size
+            self._lowest = min(self._lowest, int(ids.min()) - self.first)
 
 
 class DevicePools:
@@ -106,14 +137,20 @@ class CpuPool:
 
     def check_release(self, ids: Int32) -> None:
         """Raise as FreeList.check_release; ids of both kinds may be mixed."""
-        self.full.check_release(ids[ids < self.full.blocks])
-        self.copies.check_release(ids[ids >= self.full.blocks])
+        if ids.size:
+            self.full.check_release(ids[ids < self.full.blocks])
+            self.copies.check_release(ids[ids >= self.full.blocks])
 
     def release(self, ids: Int32) -> None:
         """Take int32[n] ids of either kind back, all or none of them."""
         self.check_release(ids)
-        self.full.release(ids[ids < self.full.blocks])
-        self.copies.release(ids[ids >= self.full.blocks])
+        self.take_back(ids)
+
+    def take_back(self, ids: Int32) -> None:
+        """`release` for ids that `check_release` has found nothing wrong with."""
+        if ids.size:
+            self.full.take_back(ids[ids < self.full.blocks])
+            self.copies.take_back(ids[ids >= self.full.blocks])
 
 
 class Pools:
@@ -159,8 +196,8 @@ class Pools:
             group.check_release(ids)
         self.cpu.check_release(cpu)
         for group, ids in zip(self.device.groups, blocks, strict=True):
-            group.release(ids)
-        self.cpu.release(cpu)
+            group.take_back(ids)
+        self.cpu.take_back(cpu)
 
     def _counts(self, ask: Reserve) -> tuple[int, ...]:
         return (*ask.device, ask.cpu_full, ask.cpu_copy)

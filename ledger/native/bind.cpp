@@ -1,4 +1,4 @@
-// The Python edge of the ledger's native part. kvsweep.ledger.store_native is its only caller.
+// The Python edge of the ledger's native part. kvsweep.ledger.store_native, forms and hashing are its only callers.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
@@ -11,8 +11,11 @@
 #include <optional>
 #include <stdexcept>
 
+#include "chain.hpp"
 #include "crc.hpp"
 #include "encode.hpp"
+#include "forms.hpp"
+#include "sha256.hpp"
 
 namespace nb = nanobind;
 
@@ -31,18 +34,26 @@ Schema& schema_in(nb::handle capsule) {
     return *found;
 }
 
-nb::object bind_schema(nb::handle facts, nb::handle names, nb::handle request, nb::handle operation, nb::handle part,
-                       nb::handle otherwise) {
-    auto made = std::make_unique<Schema>(facts, names);
-    made->types(request, operation, part, otherwise);
-    PyObject* capsule = PyCapsule_New(made.get(), schema_name, [](PyObject* self) {
-        delete static_cast<Schema*>(PyCapsule_GetPointer(self, schema_name));
+constexpr const char* forms_name = "kvsweep.ledger.forms";
+
+// The capsule owns it from here on.
+template <class Made>
+nb::object capsule_of(std::unique_ptr<Made> made, const char* const name) {
+    PyObject* capsule = PyCapsule_New(made.get(), name, [](PyObject* self) {
+        delete static_cast<Made*>(PyCapsule_GetPointer(self, PyCapsule_GetName(self)));
     });
     if (capsule == nullptr) {
         nb::raise_python_error();
     }
-    static_cast<void>(made.release());  // the capsule's now
+    static_cast<void>(made.release());
     return nb::steal(capsule);
+}
+
+nb::object bind_schema(nb::handle facts, nb::handle names, nb::handle request, nb::handle operation, nb::handle part,
+                       nb::handle otherwise) {
+    auto made = std::make_unique<Schema>(facts, names);
+    made->types(request, operation, part, otherwise);
+    return capsule_of(std::move(made), schema_name);
 }
 
 // Called for every append: a plain function of one argument that carries its schema costs the least.
@@ -61,13 +72,29 @@ PyObject* encode(PyObject* schema, PyObject* events) noexcept {
 
 PyMethodDef encode_method = {"encode_part", encode, METH_O, "Check and encode a batch."};
 
-nb::object bind_encoder(nb::handle schema) {
-    schema_in(schema);
-    PyObject* made = PyCFunction_New(&encode_method, schema.ptr());
+// Called for every message.
+PyObject* fine(PyObject* forms, PyObject* value) noexcept {
+    const auto* found = static_cast<const Forms*>(PyCapsule_GetPointer(forms, forms_name));
+    return found == nullptr ? nullptr : PyBool_FromLong(found->fine(value));
+}
+
+PyMethodDef fine_method = {"fine", fine, METH_O, "Whether a value has the types of its declaration."};
+
+nb::object function_of(PyMethodDef& method, nb::handle self) {
+    PyObject* made = PyCFunction_New(&method, self.ptr());
     if (made == nullptr) {
         nb::raise_python_error();
     }
     return nb::steal(made);
+}
+
+nb::object bind_encoder(nb::handle schema) {
+    schema_in(schema);
+    return function_of(encode_method, schema);
+}
+
+nb::object bind_checker(nb::handle told) {
+    return function_of(fine_method, capsule_of(std::make_unique<Forms>(told), forms_name));
 }
 
 struct Bytes {
@@ -181,6 +208,50 @@ std::uint32_t bind_crc32(nb::handle data, std::uint32_t crc, bool fold) {
     return crc;
 }
 
+nb::object bytes_of(const Link& link) {
+    return nb::bytes(reinterpret_cast<const char*>(link.data()), link.size());
+}
+
+Link link_of(nb::handle chain) {
+    const Bytes told(chain);
+    Link made{};
+    if (told.size != static_cast<std::int64_t>(made.size())) {
+        throw std::invalid_argument("chain: expected 32 bytes");
+    }
+    std::memcpy(made.data(), told.data, made.size());
+    return made;
+}
+
+nb::object sha256_by(nb::handle data, bool hardware) {
+    if (hardware && !sha256_hardware()) {
+        throw std::invalid_argument("hardware: expected false on this processor");
+    }
+    const Bytes told(data);
+    Sha256 hash(hardware);
+    hash.update(told.data, static_cast<std::size_t>(told.size));
+    return bytes_of(hash.digest());
+}
+
+// Keeps the interpreter's lock, whatever the size.
+nb::object bind_sha256(nb::handle data) { return sha256_by(data, sha256_hardware()); }
+
+nb::object chain_of(nb::handle schema, nb::handle chain, nb::handle bodies, std::int64_t start, std::int64_t stop) {
+    const Bytes told(bodies);
+    Link link = link_of(chain);
+    if (!add_bodies(schema_in(schema), Reader(told.data, static_cast<std::size_t>(told.size)), start, stop, link)) {
+        throw std::invalid_argument("bodies: expected one array of events as the encoder writes them");
+    }
+    return bytes_of(link);
+}
+
+nb::object bind_chain_of_events(nb::handle schema, nb::handle chain, nb::handle events) {
+    const nb::object bodies = schema_in(schema).bodies_of(events);
+    if (!bodies) {
+        throw std::invalid_argument("events: expected a list or tuple of events that can be encoded");
+    }
+    return chain_of(schema, chain, bodies, 0, PySequence_Fast_GET_SIZE(events.ptr()));
+}
+
 // (inode, device, bytes) of a file, None where it is not there. `os.stat` gives the interpreter's lock away, for a
 // microsecond that may cost the interval of 5 ms.
 nb::object bind_look(nb::handle path) {
@@ -208,4 +279,10 @@ NB_MODULE(_store, module) {
     module.def("encoder", &bind_encoder);
     module.def("pack", &bind_pack);
     module.def("look", &bind_look);
+    module.def("checker", &bind_checker);
+    module.def("sha256_hardware", &sha256_hardware);
+    module.def("sha256", &bind_sha256);
+    module.def("sha256_by", &sha256_by);
+    module.def("chain_of_bodies", &chain_of);
+    module.def("chain_of_events", &bind_chain_of_events);
 }

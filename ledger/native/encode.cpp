@@ -35,6 +35,12 @@ nb::object bytes_of(const std::uint8_t* from, std::size_t bytes) {
     return nb::steal(made);
 }
 
+// Of a list or tuple that is not empty; otherwise 0.
+Py_ssize_t count_of(nb::handle events) {
+    const bool fine = PyList_CheckExact(events.ptr()) || PyTuple_CheckExact(events.ptr());
+    return fine ? PySequence_Fast_GET_SIZE(events.ptr()) : 0;
+}
+
 }  // namespace
 
 std::int64_t Batch::number_of(PyObject* name) {
@@ -113,35 +119,38 @@ nb::object Schema::names_of(const std::vector<PyObject*>& names) {
     return made;
 }
 
-nb::object Schema::encode(nb::handle events) {
-    if (!PyList_CheckExact(events.ptr()) && !PyTuple_CheckExact(events.ptr())) {
-        return otherwise_(events);
-    }
+nb::object Schema::put_bodies(nb::handle events, Row* rows, Batch& batch, std::vector<PyObject*>& later) {
     const Py_ssize_t count = PySequence_Fast_GET_SIZE(events.ptr());
     PyObject** each = PySequence_Fast_ITEMS(events.ptr());
+    Bounded bounded(kept_.data(), kept_.size(), later);
+    if (put_batch(bounded, each, count, rows, batch)) {
+        return bytes_of(kept_.data(), bounded.bytes());
+    }
+    later.clear();
+    Count counted(later);
+    if (!bounded.full() || !put_batch(counted, each, count, rows, batch)) {
+        return {};
+    }
+    nb::object data = bytes_of(nullptr, counted.bytes());
+    Write sink(reinterpret_cast<std::uint8_t*>(PyBytes_AS_STRING(data.ptr())));
+    put_array(sink, count);
+    for (Py_ssize_t at = 0; at < count; ++at) {
+        put_fact(sink, *fact_of(Py_TYPE(each[at])), each[at]);
+    }
+    return data;
+}
+
+nb::object Schema::encode(nb::handle events) {
+    const Py_ssize_t count = count_of(events);
     if (count == 0) {
         return otherwise_(events);
     }
     const nb::object rows = bytes_of(nullptr, static_cast<std::size_t>(count) * sizeof(Row));
-    auto* row = reinterpret_cast<Row*>(PyBytes_AS_STRING(rows.ptr()));
     Batch batch = std::move(batch_);  // whatever the garbage collector calls may call this
     std::vector<PyObject*> later;
-    Bounded bounded(kept_.data(), kept_.size(), later);
-    nb::object data;
-    if (put_batch(bounded, each, count, row, batch)) {
-        data = bytes_of(kept_.data(), bounded.bytes());
-    } else {
-        later.clear();
-        Count counted(later);
-        if (!bounded.full() || !put_batch(counted, each, count, row, batch)) {
-            return otherwise_(events);
-        }
-        data = bytes_of(nullptr, counted.bytes());
-        Write sink(reinterpret_cast<std::uint8_t*>(PyBytes_AS_STRING(data.ptr())));
-        put_array(sink, count);
-        for (Py_ssize_t at = 0; at < count; ++at) {
-            put_fact(sink, *fact_of(Py_TYPE(each[at])), each[at]);
-        }
+    const nb::object data = put_bodies(events, reinterpret_cast<Row*>(PyBytes_AS_STRING(rows.ptr())), batch, later);
+    if (!data) {
+        return otherwise_(events);
     }
     const nb::object names = names_of(batch.names);
     const bool dense = batch.dense;
@@ -155,6 +164,16 @@ nb::object Schema::encode(nb::handle events) {
         nb::raise_python_error();
     }
     return nb::steal(part);
+}
+
+nb::object Schema::bodies_of(nb::handle events) {
+    std::vector<Row> rows(static_cast<std::size_t>(count_of(events)));
+    if (rows.empty()) {
+        return {};
+    }
+    Batch batch;
+    std::vector<PyObject*> later;  // what those are asked is not what a digest is about
+    return put_bodies(events, rows.data(), batch, later);
 }
 
 }  // namespace kvsweep::ledger

@@ -27,6 +27,9 @@ enum class Kind {
     checked,   // a struct that has a `check` of its own
 };
 
+// Where objects of the type keep the field. Throws where it is not kept in a slot.
+Py_ssize_t slot_of(nanobind::handle type, nanobind::handle field);
+
 struct Shape;
 
 struct Field {
@@ -41,6 +44,7 @@ struct Shape {
     std::vector<Field> fields;            // of a record
     std::vector<nanobind::object> texts;  // to choose from
     Shape* items = nullptr;               // of a list
+    std::string aside;                    // what digests see in its place; empty: the value itself
 };
 
 struct Fact {
@@ -48,6 +52,8 @@ struct Fact {
     std::int64_t tag = -1;
     std::vector<Field> fields;
     Py_ssize_t request = 0, seq = 0, operation = 0, rank = 0;  // slots; 0: it has none
+    std::int64_t appended = 0;  // fields at its end that digests do not see
+    std::string defaults;       // while they are these
 };
 
 // What a batch is beside its bodies.
@@ -61,8 +67,8 @@ struct Batch {
 // The types of events, as kvsweep.ledger.store_native tells them.
 class Schema {
   public:
-    // (type, tag, ((field, shape), ...), has an operation, has a rank), ...; a shape is (kind, optional, more). And the
-    // name of every tag.
+    // (type, tag, ((field, shape), ...), has an operation, has a rank, (encoded default of an appended field, ...)), ...;
+    // a shape is (kind, optional, more). And the name of every tag.
     Schema(nanobind::handle facts, nanobind::handle names);
 
     // The types of a life's key, of an operation and of what is made, and what takes a batch that is not taken here.
@@ -72,9 +78,15 @@ class Schema {
     // say, `otherwise` takes the batch or says why not.
     nanobind::object encode(nanobind::handle events);
 
+    // The bodies alone, as one msgpack array. None where an event is of another type or is not fine.
+    nanobind::object bodies_of(nanobind::handle events);
+
+    const Fact* fact_of(std::int64_t tag) const;
     const std::vector<std::string>& names() const { return names_; }
 
   private:
+    // Bodies, and the rows and the batch of them; `later` is to be asked. Nothing where they are not to be had.
+    nanobind::object put_bodies(nanobind::handle events, Row* rows, Batch& batch, std::vector<PyObject*>& later);
     template <class Sink>
     bool put_batch(Sink& sink, PyObject** events, Py_ssize_t count, Row* rows, Batch& batch) const;
     nanobind::object names_of(const std::vector<PyObject*>& names);
@@ -84,6 +96,7 @@ class Schema {
 
     std::vector<Fact> facts_;
     std::vector<const Fact*> by_type_;  // open addressing, a power of two
+    std::vector<const Fact*> by_tag_;
     std::vector<std::unique_ptr<Shape>> shapes_;
     std::vector<std::string> names_;  // by tag
     Py_ssize_t request_id_ = 0, request_epoch_ = 0, operation_id_ = 0;

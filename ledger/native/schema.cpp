@@ -16,7 +16,17 @@ namespace {
 constexpr std::int64_t most_tag = 127;  // one byte of msgpack
 constexpr int member_object = 16;  // T_OBJECT_EX: a slot that holds a reference, or nothing yet
 
-// Where objects of the type keep the field.
+std::size_t place_of(const PyTypeObject* type, std::size_t size) {
+    return (reinterpret_cast<std::uintptr_t>(type) >> 4) * 0x9E3779B1U & (size - 1);
+}
+
+std::string text_of(nb::handle bytes) {
+    const auto held = nb::cast<nb::bytes>(bytes);
+    return {held.c_str(), held.size()};
+}
+
+}  // namespace
+
 Py_ssize_t slot_of(nb::handle type, nb::handle field) {
     const nb::object found = nb::getattr(type, field);
     if (Py_TYPE(found.ptr()) != &PyMemberDescr_Type) {
@@ -28,12 +38,6 @@ Py_ssize_t slot_of(nb::handle type, nb::handle field) {
     }
     return member->offset;
 }
-
-std::size_t place_of(const PyTypeObject* type, std::size_t size) {
-    return (reinterpret_cast<std::uintptr_t>(type) >> 4) * 0x9E3779B1U & (size - 1);
-}
-
-}  // namespace
 
 Schema::Schema(nb::handle facts, nb::handle names) {
     facts_.reserve(nb::len(facts));
@@ -53,6 +57,12 @@ Schema::Schema(nb::handle facts, nb::handle names) {
         fact.seq = slot_of(fact.type, nb::str("seq"));
         fact.operation = nb::cast<bool>(told[3]) ? slot_of(fact.type, nb::str("operation")) : 0;
         fact.rank = nb::cast<bool>(told[4]) ? slot_of(fact.type, nb::str("rank")) : 0;
+        for (nb::handle encoded : told[5]) {
+            fact.appended += 1;
+            fact.defaults += text_of(encoded);
+        }
+        by_tag_.resize(std::max(by_tag_.size(), static_cast<std::size_t>(fact.tag) + 1));
+        by_tag_[static_cast<std::size_t>(fact.tag)] = &fact;
         std::size_t at = place_of(reinterpret_cast<PyTypeObject*>(fact.type.ptr()), by_type_.size());
         while (by_type_[at] != nullptr) {
             at = (at + 1) % by_type_.size();
@@ -97,11 +107,12 @@ Shape* Schema::shape_of(nb::handle told) {
         if (wanted != name) {
             continue;
         }
-        Shape made{kind, nb::cast<bool>(told[1]), {}, {}, {}, nullptr};
+        Shape made{kind, nb::cast<bool>(told[1]), {}, {}, {}, nullptr, {}};
         Shape* shape = shapes_.emplace_back(std::make_unique<Shape>(std::move(made))).get();
         if (kind == Kind::record || kind == Kind::rows || kind == Kind::checked) {
             shape->type = nb::borrow(told[2]);
             shape->fields = fields_of(shape->type, told[3]);
+            shape->aside = nb::len(told) > 4 ? text_of(told[4]) : "";
         } else if (kind == Kind::list) {
             shape->items = shape_of(told[2]);
         } else if (kind == Kind::one_of) {
@@ -112,6 +123,11 @@ Shape* Schema::shape_of(nb::handle told) {
         return shape;
     }
     throw std::invalid_argument("shape: expected a kind that is known, got " + wanted);
+}
+
+const Fact* Schema::fact_of(std::int64_t tag) const {
+    const auto at = static_cast<std::size_t>(tag);  // one below 0 is beyond all
+    return at < by_tag_.size() ? by_tag_[at] : nullptr;
 }
 
 const Fact* Schema::fact_of(PyTypeObject* type) const {

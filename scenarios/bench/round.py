@@ -142,7 +142,7 @@ class RoundBench:
             transfer={"deadline_s": 600.0},
         )
         self.kernels: Any = TimedKernels(choose_kernels(settings.kernels.choice), self.lap)
-        world = World(
+        self.world = World(
             layout=self.layout,
             ranks=tuple((rank, 1 + rank) for rank in range(size.ranks)),
             producer_epoch=1,
@@ -150,7 +150,7 @@ class RoundBench:
             cpu_full_blocks=size.requests * size.blocks,
             cpu_total_blocks=size.requests * size.blocks,
         )
-        self.driver = Driver.open(settings, world)
+        self.driver = Driver.open(settings, self.world)
         self.driver.core = Core(settings, state=self.driver.state, kernels=self.kernels)
         self.scores: dict[RequestKey, np.ndarray] = {}
         self.revision = 0
@@ -226,10 +226,9 @@ class RoundBench:
         if operation is None:
             raise LookupError("nothing was started")
         self._take_back()
-        for rank, epoch in driver.state.pool.ranks:
+        for rank, epoch in self.world.ranks:  # each knows its own: nobody asks the coordinator
             driver.handle(Done(operation=operation, rank=rank, process_epoch=epoch, outcome="completed"))
-        acknowledged = driver.state.pool.producer_epoch
-        driver.handle(Acknowledged(operation=operation, process_epoch=acknowledged))
+        driver.handle(Acknowledged(operation=operation, process_epoch=self.world.producer_epoch))
         self._take_back()
 
     def _take_back(self) -> None:

@@ -163,7 +163,7 @@ def explained(body: bytes) -> str | None:
     """What the slow checks alone say of a body; None where it is an event."""
     try:
         event = codec._DECODER.decode(body)
-        if codec._items(body) > len(type(event).__struct_fields__) + 1:
+        if codec.list_length(body) > len(type(event).__struct_fields__) + 1:
             return "too many fields"
         CHECKS[type(event)](event, "event")
     except (msgspec.DecodeError, LayoutError) as error:

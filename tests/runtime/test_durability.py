@@ -52,7 +52,7 @@ from kvsweep.ledger.messages import (
 )
 from kvsweep.ledger.store import Level, Position, QueueBounds
 from kvsweep.runtime.clock import TurnClock
-from kvsweep.runtime.driver import Driver, StartsWork
+from kvsweep.runtime.driver import STARTS_WORK, Driver
 from kvsweep.runtime.outbox import Outbox
 
 
@@ -234,8 +234,8 @@ def test_what_starts_work_meets_busy_and_what_ends_it_does_not(queued: Queued) -
 
 def test_every_command_either_starts_work_or_is_never_refused_for_room() -> None:
     never = {OpenRequest, Abort, Preempt, Resume, Finish, EvictPrefix}
-    assert set(get_args(StartsWork)) | never == set(get_args(Command))
-    assert not set(get_args(StartsWork)) & never
+    assert set(STARTS_WORK) | never == set(get_args(Command))
+    assert not set(STARTS_WORK) & never
 
 
 # ---- the shell around it, on every event loop

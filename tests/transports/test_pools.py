@@ -1,5 +1,7 @@
 """Free lists: all or nothing, lowest first, no block twice."""
 
+from unittest import mock
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from kvsweep.ledger.errors import DoubleFree, LayoutError
 from kvsweep.ledger.layout import LayerLayout, Layout
 from kvsweep.ledger.messages import OpenRequest, Release, Reserve
+from kvsweep.transports import pools as pools_of
 from kvsweep.transports.pools import CpuPool, DevicePools, FreeList, Pools
 
 CAUSE = OpenRequest(request_id="a-b-c")
@@ -75,8 +78,14 @@ def test_a_count_below_nothing_is_refused() -> None:
         FreeList("pool", -1)
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 6), st.integers(0, 2**16)), max_size=40))
-def test_a_list_is_a_set_that_gives_its_smallest(steps: list[tuple[bool, int, int]]) -> None:
+@pytest.mark.parametrize("window", [1, pools_of.WINDOW])
+@given(steps=st.lists(st.tuples(st.booleans(), st.integers(0, 6), st.integers(0, 2**16)), max_size=40))
+def test_a_list_is_a_set_that_gives_its_smallest(window: int, steps: list[tuple[bool, int, int]]) -> None:
+    with mock.patch.object(pools_of, "WINDOW", window):
+        give_and_take(steps)
+
+
+def give_and_take(steps: list[tuple[bool, int, int]]) -> None:
     pool, free = FreeList("pool", 9, first=3), set(range(3, 12))
     for give, count, pick in steps:
         if give:

@@ -1,0 +1,139 @@
+#include "forms.hpp"
+
+#include <nanobind/stl/string.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "values.hpp"
+
+namespace nb = nanobind;
+
+namespace kvsweep::ledger {
+
+Forms::Forms(nb::handle told) {
+    for (nb::handle one : told) {
+        types_.push_back(form_of(one));
+        if (types_.back()->kind != Kind::record) {
+            throw std::invalid_argument("forms: expected records");
+        }
+    }
+}
+
+const Forms::Form* Forms::form_of(nb::handle told) {
+    static constexpr std::pair<const char*, Kind> kinds[] = {
+        {"nothing", Kind::nothing}, {"word", Kind::word}, {"number", Kind::number}, {"text", Kind::text},
+        {"flag", Kind::flag},       {"ids", Kind::ids},   {"rows", Kind::rows},     {"record", Kind::record},
+        {"list", Kind::list},       {"each", Kind::each}, {"any", Kind::any},
+    };
+    const auto wanted = nb::cast<std::string>(told[0]);
+    for (const auto& [name, kind] : kinds) {
+        if (wanted != name) {
+            continue;
+        }
+        Form* form = forms_.emplace_back(std::make_unique<Form>(Form{kind, {}, {}, {}})).get();
+        if (kind == Kind::record || kind == Kind::rows) {
+            form->type = nb::borrow(told[1]);
+            for (nb::handle field : told[2]) {
+                form->fields.emplace_back(slot_of(form->type, field[0]), form_of(field[1]));
+            }
+        } else if (kind == Kind::list || kind == Kind::each || kind == Kind::any) {
+            for (nb::handle part : told[1]) {
+                form->parts.push_back(form_of(part));
+            }
+        }
+        if ((kind == Kind::rows && form->fields.size() != 3) || (kind == Kind::list && form->parts.size() != 1)) {
+            throw std::invalid_argument("form: expected three fields of rows, one part of a list");
+        }
+        return form;
+    }
+    throw std::invalid_argument("form: expected a kind that is known, got " + wanted);
+}
+
+bool Forms::fine(PyObject* value) const {
+    for (const Form* form : types_) {
+        if (reinterpret_cast<PyObject*>(Py_TYPE(value)) == form->type.ptr()) {
+            return fields_fit(*form, value);
+        }
+    }
+    return false;
+}
+
+bool Forms::fields_fit(const Form& form, PyObject* value) {
+    for (const auto& [slot, field] : form.fields) {
+        PyObject* found = in_slot(value, slot);
+        if (found == nullptr || !fits(*field, found)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// Each buffer is known to hold whole int32 values. As kvsweep.ledger.ids.Rows.check.
+bool Forms::rows_fit(const Form& form, PyObject* value) {
+    const Words layers(in_slot(value, form.fields[0].first)), row_ptr(in_slot(value, form.fields[1].first));
+    const Words ids(in_slot(value, form.fields[2].first));
+    if (row_ptr.count() != layers.count() + 1 || row_ptr[0] != 0 || row_ptr[layers.count()] != ids.count()) {
+        return false;
+    }
+    std::int32_t before = -1;
+    for (Py_ssize_t row = 0; row < layers.count(); ++row) {
+        if (layers[row] <= before || row_ptr[row + 1] < row_ptr[row]) {
+            return false;
+        }
+        before = layers[row];
+    }
+    return true;
+}
+
+bool Forms::tuple_fits(const Form& form, PyObject* value) {
+    if (!PyTuple_CheckExact(value)) {
+        return false;
+    }
+    const bool list = form.kind == Kind::list;
+    const auto items = static_cast<std::size_t>(PyTuple_GET_SIZE(value));
+    if (!list && items != form.parts.size()) {
+        return false;
+    }
+    for (std::size_t at = 0; at < items; ++at) {
+        if (!fits(*form.parts[list ? 0 : at], PyTuple_GET_ITEM(value, static_cast<Py_ssize_t>(at)))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool Forms::fits(const Form& form, PyObject* value) {
+    std::int64_t number = 0;
+    switch (form.kind) {
+        case Kind::nothing:
+            return value == Py_None;
+        case Kind::word:
+            return integer_of(value, INT64_MIN, number);
+        case Kind::number:
+            return PyFloat_CheckExact(value);
+        case Kind::text:
+            return PyUnicode_CheckExact(value);
+        case Kind::flag:
+            return PyBool_Check(value);
+        case Kind::ids:
+            return PyBytes_CheckExact(value) && PyBytes_GET_SIZE(value) % 4 == 0;
+        case Kind::record:
+        case Kind::rows:
+            return reinterpret_cast<PyObject*>(Py_TYPE(value)) == form.type.ptr() && fields_fit(form, value) &&
+                   (form.kind == Kind::record || rows_fit(form, value));
+        case Kind::list:
+        case Kind::each:
+            return tuple_fits(form, value);
+        case Kind::any:
+            for (const Form* part : form.parts) {
+                if (fits(*part, value)) {
+                    return true;
+                }
+            }
+            return false;
+    }
+    return false;
+}
+
+}  // namespace kvsweep::ledger
