@@ -5,15 +5,26 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from kvsweep.ledger.codec import RULES, SCHEMA, decode, encode_batch
+from kvsweep.ledger.codec import RULES, SCHEMA, Bodies, decode, encode_batch
 from kvsweep.ledger.errors import LogError, SequenceConflict
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.query import Where, may_match
-from kvsweep.ledger.store import Header, Level, Position, Record, Snapshot, Stream, expect_after, expect_position
+from kvsweep.ledger.store import (
+    Header,
+    Level,
+    Piece,
+    Position,
+    Record,
+    Snapshot,
+    Stream,
+    expect_after,
+    expect_position,
+)
 from kvsweep.ledger.store_watch import Watcher, Watchers
 
 MAX_EVENTS: Final = 1_000_000
+PIECE: Final = 256  # events
 
 
 class MemoryLog:
@@ -79,6 +90,15 @@ class MemoryLog:
             else [position for position in self._streams.get(request, ()) if position > after]
         )
         return (Record(position=position, event=decode(self._bodies[position - 1])) for position in positions)
+
+    def pieces(self, *, after: Position = 0) -> Iterator[Piece]:
+        self._expect_open()
+        expect_after(after)
+        firsts = range(after + 1, len(self._bodies) + 1, PIECE)
+        return (self._piece(first, self._bodies[first - 1 : first - 1 + PIECE]) for first in firsts)
+
+    def _piece(self, first: Position, bodies: list[bytes]) -> Piece:
+        return Piece(first, len(bodies), Bodies.of(bodies).data, lambda: ([decode(body) for body in bodies], None))
 
     def find(self, where: Where, *, newest_first: bool = False) -> Iterator[Record]:
         self._expect_open()

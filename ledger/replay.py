@@ -12,6 +12,7 @@ from kvsweep.ledger.errors import LayoutError, SettingsError
 from kvsweep.ledger.excerpt import begin, bound, lives_at
 from kvsweep.ledger.explain import Explanation, explain
 from kvsweep.ledger.figures import Figures, figures
+from kvsweep.ledger.folding import fold_between
 from kvsweep.ledger.frame import Frame, follow
 from kvsweep.ledger.ids import POOL, RequestKey
 from kvsweep.ledger.parting import Parting, diff
@@ -185,9 +186,7 @@ class Ledger:
         if lives is not None:
             return lives_at(self.log, lives, at=end)
         state, after = begin(self.log, end)
-        for record in self.log.find(Where(after=after, until=end)):
-            state = follow(state, record)
-        return state
+        return fold_between(self.log, state, after=after, until=end)
 
     def figures(self, until: Position | None = None, *, lives: Collection[RequestKey] | None = None) -> list[Figures]:
         """What each request is and holds just after a position, in a few numbers."""

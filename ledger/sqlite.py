@@ -20,6 +20,7 @@ from kvsweep.ledger.query import Where
 from kvsweep.ledger.store import (
     Header,
     Level,
+    Piece,
     Position,
     Record,
     Rotation,
@@ -40,6 +41,7 @@ from kvsweep.ledger.store_read import (
     find_in,
     following_in,
     latest_in,
+    pieces_in,
     read_all,
     read_one,
     snapshot_in,
@@ -176,6 +178,10 @@ class SqliteLog:
         expect_after(after)
         chain, until = self._expect_open(), self._stored()
         return read_all(chain, after, until) if request is None else read_one(chain, request, after, until)
+
+    def pieces(self, *, after: Position = 0) -> Iterator[Piece]:
+        expect_after(after)
+        return pieces_in(self._expect_open(), after, self._stored())
 
     def find(self, where: Where, *, newest_first: bool = False) -> Iterator[Record]:
         return find_in(self._expect_open(), where, self._stored(), newest_first)

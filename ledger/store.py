@@ -6,7 +6,7 @@ from typing import Literal, Protocol, TypeAlias
 from msgspec import Struct
 
 from kvsweep.ledger.codec import RULES, SCHEMA
-from kvsweep.ledger.errors import LayoutError, SequenceConflict, SettingsError, UnknownSchema
+from kvsweep.ledger.errors import LayoutError, LogCorrupt, SequenceConflict, SettingsError, UnknownSchema
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.query import Where
@@ -42,6 +42,47 @@ class Record(Struct, frozen=True, kw_only=True, gc=False):
     position: Position
     event: Event
     time: int = 0  # when its group was stored, in microseconds since 1970; 0 where that is not known
+
+
+class Piece:
+    """Events that are stored together, before anybody reads them.
+
+    first   position of the first
+    count   how many there are
+    data    their bodies, as one msgpack array
+    decode  gives them, or those that can be read and what is wrong with the next
+    time    as in Record
+    """
+
+    __slots__ = ("_decode", "_decoded", "count", "data", "first", "time")
+
+    def __init__(
+        self, first: Position, count: int, data: bytes, decode: Callable[[], "Decoded"], time: int = 0
+    ) -> None:
+        self.first, self.count, self.data, self.time = first, count, data, time
+        self._decode = decode
+        self._decoded: Decoded | None = None
+
+    @property
+    def last(self) -> Position:
+        return self.first + self.count - 1
+
+    def events(self) -> list[Event]:
+        """Decoded: all, or those before the one that cannot be read."""
+        return self._all()[0]
+
+    @property
+    def damage(self) -> LogCorrupt | None:
+        """What is wrong with the event behind the last of `events`."""
+        return self._all()[1]
+
+    def _all(self) -> "Decoded":
+        if self._decoded is None:
+            self._decoded = self._decode()
+        return self._decoded
+
+
+Decoded: TypeAlias = tuple[list[Event], LogCorrupt | None]
 
 
 class Stream(Struct, frozen=True, kw_only=True, gc=False):
@@ -123,6 +164,12 @@ class LogStore(Protocol):
 
         A stream that does not exist has none. Raises LogCorrupt with the position where what is stored is not what
         was written.
+        """
+
+    def pieces(self, *, after: Position = 0) -> Iterator[Piece]:
+        """What `read` gives, undecoded; the first may begin before `after + 1`, the last end behind what is stored.
+
+        Raises LogCorrupt as `read` does, but of a body that cannot be read the piece says so.
         """
 
     def find(self, where: Where, *, newest_first: bool = False) -> Iterator[Record]:

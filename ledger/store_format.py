@@ -12,10 +12,10 @@ from typing import Final, TypeAlias
 import msgspec
 
 from kvsweep.ledger import store_native
-from kvsweep.ledger.codec import decode, decode_batch, decode_group, list_head, split_batch
+from kvsweep.ledger.codec import Bodies, decode, decode_batch, decode_group, list_head, split_batch
 from kvsweep.ledger.errors import LogCorrupt, LogError
 from kvsweep.ledger.event_base import Event
-from kvsweep.ledger.store import Position
+from kvsweep.ledger.store import Decoded, Piece, Position
 from kvsweep.ledger.store_file import Row
 from kvsweep.ledger.store_part import Part
 
@@ -92,12 +92,33 @@ def unpack(row: Row) -> list[Event]:
     return [_decoded(first + index, body, entry) for index, entry in enumerate(plain_of(first, plain))]
 
 
-def unpack_before(row: Row, position: Position) -> list[Event]:
-    """Events of a damaged row of GROUP_COLUMNS before the one at which `unpack` finds the damage."""
+def piece_of(row: Row) -> tuple[Piece, LogCorrupt | None]:
+    """A row of GROUP_COLUMNS, undecoded; of a damaged one what stands before the damage, and what it is."""
+    first, time = row[0], row[2]
+    try:
+        _, crcs, _, body = expect_group(row)
+    except LogCorrupt as damage:
+        events, bodies = _unpack_before(row, damage.position)
+        return Piece(first, len(events), Bodies.of(bodies).data, lambda: (events, None), time), damage
+    return Piece(first, len(crcs) // 4, body, lambda: _unpack_readable(row), time), None
+
+
+def _unpack_readable(row: Row) -> Decoded:
+    """Events up to the first that is not as written, and what is wrong with it."""
+    try:
+        return unpack(row), None
+    except LogCorrupt as damage:
+        return _unpack_before(row, damage.position)[0], damage
+
+
+def _unpack_before(row: Row, position: Position) -> tuple[list[Event], list[bytes]]:
+    """Events of a damaged row before the one that has the damage, and their bodies."""
     first, _, _, _, _, plain, body = row
     if position == first:
-        return []
-    return [_decoded(first + at, body, entry) for at, entry in enumerate(plain_of(first, plain)[: position - first])]
+        return [], []
+    entries = plain_of(first, plain)[: position - first]
+    events = [_decoded(first + at, body, entry) for at, entry in enumerate(entries)]
+    return events, [body[entry[6] : entry[6] + entry[7]] for entry in entries]
 
 
 def unpack_some(row: Row, wanted: Callable[[Plain], bool], within: bytes = b"") -> list[tuple[Position, Event]]:

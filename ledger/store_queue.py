@@ -21,6 +21,7 @@ from kvsweep.ledger.store import (
     Header,
     Level,
     LogStore,
+    Piece,
     Position,
     QueueBounds,
     Record,
@@ -133,6 +134,9 @@ class QueuedLog:
 
     def read(self, request: RequestKey | None = None, *, after: Position = 0) -> Iterator[Record]:
         return self._stored().read(request, after=after)
+
+    def pieces(self, *, after: Position = 0) -> Iterator[Piece]:
+        return self._stored().pieces(after=after)
 
     def find(self, where: Where, *, newest_first: bool = False) -> Iterator[Record]:
         return self._stored().find(where, newest_first=newest_first)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from kvsweep.ledger.errors import LogCorrupt
 from kvsweep.ledger.ids import POOL, RequestKey
 from kvsweep.ledger.query import Where, may_match
-from kvsweep.ledger.store import Position, Record, Snapshot, Stream
+from kvsweep.ledger.store import Piece, Position, Record, Snapshot, Stream
 from kvsweep.ledger.store_chain import Chain, Segment
 
 
@@ -15,6 +15,12 @@ def read_all(chain: Chain, after: Position, until: Position) -> Iterator[Record]
     """Records beyond `after` up to `until`. Raises LogCorrupt at the first that is missing or not as written."""
     for segment, low, high in _parts(chain, after, until):
         yield from segment.read_all(low, high)
+
+
+def pieces_in(chain: Chain, after: Position, until: Position) -> Iterator[Piece]:
+    """The same, undecoded."""
+    for segment, low, high in _parts(chain, after, until):
+        yield from segment.pieces(low, high)
 
 
 def read_one(chain: Chain, request: RequestKey, after: Position, until: Position) -> Iterator[Record]:

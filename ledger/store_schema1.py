@@ -11,12 +11,12 @@ from typing import Final
 
 import msgspec
 
-from kvsweep.ledger.codec import decode
+from kvsweep.ledger.codec import decode, encode_group
 from kvsweep.ledger.errors import LogCorrupt, LogError
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.query import Where, may_match
-from kvsweep.ledger.store import Header, Position, Record, Snapshot, Stream
+from kvsweep.ledger.store import Header, Piece, Position, Record, Snapshot, Stream
 from kvsweep.ledger.store_file import FAULTS, Database, Row, expect_tables
 
 SCHEMA: Final = 1
@@ -58,6 +58,10 @@ def record_of(row: Row) -> Record:
         raise LogCorrupt(position, str(error)) from error
 
 
+def _piece(record: Record) -> Piece:
+    return Piece(record.position, 1, encode_group([record.event]).data, lambda: ([record.event], None))
+
+
 class RowSegment:
     """One file of schema 1, read."""
 
@@ -88,6 +92,11 @@ class RowSegment:
                 self.db.unreadable(error, last + 1)
             if not rows:
                 raise LogCorrupt(last + 1, f"the event is missing, the last one stands at {until}")
+
+    def pieces(self, after: Position, until: Position) -> Iterator[Piece]:
+        """A piece an event: whoever folds such a file has time."""
+        for record in self.read_all(after, until):
+            yield _piece(record)
 
     def groups(self) -> Iterator[tuple[list[Event], int]]:
         """Whole groups are not known of this schema: (events up to the first damage, 0), some at a time."""

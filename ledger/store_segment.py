@@ -15,7 +15,7 @@ from kvsweep.ledger.errors import LogCorrupt, LogError
 from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.query import NAMES_BLOCKS, SENT_TO_RANKS, TURNED_BACK, Where, may_match
-from kvsweep.ledger.store import Header, Position, Record, Snapshot, Stream
+from kvsweep.ledger.store import Header, Piece, Position, Record, Snapshot, Stream
 from kvsweep.ledger.store_file import FAULTS, Database, Row, expect_tables
 from kvsweep.ledger.store_format import (
     GROUP_COLUMNS,
@@ -25,9 +25,9 @@ from kvsweep.ledger.store_format import (
     Plain,
     crc_of,
     pack,
+    piece_of,
     plain_of,
     unpack,
-    unpack_before,
     unpack_run,
     unpack_some,
 )
@@ -76,6 +76,17 @@ class GroupSegment:
         )
 
     def read_all(self, after: Position, until: Position) -> Iterator[Record]:
+        for piece in self.pieces(after, until):
+            time = piece.time
+            for position, event in enumerate(piece.events(), piece.first):
+                if after < position <= until:
+                    yield Record(position=position, event=event, time=time)
+            if piece.damage is not None:
+                raise piece.damage
+
+    def pieces(self, after: Position, until: Position) -> Iterator[Piece]:
+        """Every group that has events beyond `after` up to `until`. Raises LogCorrupt at the first that is missing, and
+        behind what stands before a damage."""
         following = max(after + 1, self.header.first)
         if following > until:
             return
@@ -85,17 +96,11 @@ class GroupSegment:
             for row in rows:
                 if row[0] != start:
                     raise LogCorrupt(start, f"the event is missing, the next one stands at {row[0]}")
-                time, damage = row[2], None
-                try:
-                    events = unpack(row)
-                except LogCorrupt as found:
-                    events, damage = unpack_before(row, found.position), found
-                for position, event in enumerate(events, start):
-                    if following <= position <= until:
-                        yield Record(position=position, event=event, time=time)
+                piece, damage = piece_of(row)
+                yield piece
                 if damage is not None:
                     raise damage
-                start += row[1]
+                start += piece.count
             if error is not None:
                 self.db.unreadable(error, start)
             if not rows:

@@ -1,5 +1,6 @@
 """Folding a ledger again and comparing: every recorded digest, every law at each of them, and the store's own check."""
 
+import bisect
 import contextlib
 from collections.abc import Callable, Collection
 from typing import Final
@@ -10,11 +11,11 @@ from kvsweep.ledger import laws
 from kvsweep.ledger.digest import Digest
 from kvsweep.ledger.errors import KvsweepError, LogCorrupt
 from kvsweep.ledger.events import DigestRecorded
-from kvsweep.ledger.fold import apply
+from kvsweep.ledger.folding import Folding, hash_events
 from kvsweep.ledger.ids import POOL
 from kvsweep.ledger.query import Where
-from kvsweep.ledger.state import EMPTY, State
-from kvsweep.ledger.store import LogStore, Position, Snapshot
+from kvsweep.ledger.state import State
+from kvsweep.ledger.store import LogStore, Piece, Position, Snapshot
 
 PROGRESS_EVENTS: Final = 1000
 """Events between two words of a verification about how far it is."""
@@ -53,12 +54,21 @@ class Verification:
         often: bool = True,
     ) -> None:
         self._log, self._until, self._progress, self._often = log, until, progress, often
-        self.state: State = EMPTY if snapshot is None else snapshot.state
-        self._since = self._position = 0 if snapshot is None else snapshot.position
+        self._folding = Folding() if snapshot is None else Folding(snapshot.state, snapshot.position)
+        self._since = self._folding.position
         self._digest = Digest(log.header.rules, b"" if snapshot is None else snapshot.chain)
         self._replayed: dict[Position, str] = {self._since: self._digest.value(self.state)}
         self._compared: tuple[str, str] | None = None
         self._unfound = False  # a recorded digest that the index did not show: the structure is to blame first
+
+    @property
+    def state(self) -> State:
+        """Just after the last event that was folded."""
+        return self._folding.state
+
+    @property
+    def _position(self) -> Position:
+        return self._folding.position
 
     def run(self, *, structure: bool = True) -> Verified:
         """Fold and compare; `structure` has the store check its own structure too, which reads all of it."""
@@ -96,22 +106,43 @@ class Verification:
         return found
 
     def _fold(self, wanted: Collection[Position]) -> tuple[Position, str] | None:
-        for record in self._log.read(after=self._since):
-            if record.position > self._until:
-                break
-            if self._progress is not None and record.position % PROGRESS_EVENTS == 0:
-                self._progress(record.position)
-            event = record.event
-            if isinstance(event, DigestRecorded) and event.position >= self._since:
-                fault = self._compare(record.position, event)
+        stops = sorted(wanted)
+        for piece in self._log.pieces(after=self._since):
+            end = min(piece.last, self._until)
+            while self._position < end:
+                at = bisect.bisect_right(stops, self._position)
+                fault = self._fold_piece(piece, min(end, stops[at]) if at < len(stops) else end)
                 if fault is not None:
                     return fault
-            self.state = apply(self.state, event)
-            self._digest.update(event)
-            self._position = record.position
-            if record.position in wanted:
-                self._replayed[record.position] = self._digest.value(self.state)
+                if self._position in wanted:
+                    self._replayed[self._position] = self._digest.value(self.state)
+            if piece.last >= self._until:
+                break
         return self._check_laws()
+
+    def _fold_piece(self, piece: Piece, until: Position) -> tuple[Position, str] | None:
+        """Fold up to a position. What is wrong with a digest that was recorded on the way."""
+        while self._position < until:
+            self._take(piece, until, before_digests=True)
+            if self._position == until:
+                break
+            event = piece.events()[self._position + 1 - piece.first]
+            if isinstance(event, DigestRecorded) and event.position >= self._since:
+                fault = self._compare(self._position + 1, event)
+                if fault is not None:
+                    return fault
+            self._take(piece, self._position + 1)
+        return None
+
+    def _take(self, piece: Piece, until: Position, *, before_digests: bool = False) -> None:
+        first = self._position + 1
+        try:
+            self._folding.take(piece, until=until, before_digests=before_digests)
+        finally:
+            hash_events(self._digest, piece, first, self._position)
+        if self._progress is not None:
+            for position in range(first + -first % PROGRESS_EVENTS, self._position + 1, PROGRESS_EVENTS):
+                self._progress(position)
 
     def _compare(self, position: Position, event: DigestRecorded) -> tuple[Position, str] | None:
         replayed = self._replayed.get(event.position)

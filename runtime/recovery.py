@@ -8,12 +8,12 @@ import numpy as np
 from msgspec import Struct
 
 from kvsweep.ledger import events as e
-from kvsweep.ledger import fold
 from kvsweep.ledger.digest import Digest
-from kvsweep.ledger.errors import KvsweepError, LogCorrupt, LogError
+from kvsweep.ledger.errors import LogError
+from kvsweep.ledger.folding import Folding, hash_events
 from kvsweep.ledger.ids import POOL, Int32
 from kvsweep.ledger.phases import PASSED_THROUGH
-from kvsweep.ledger.state import EMPTY, PoolState, State
+from kvsweep.ledger.state import PoolState, State
 from kvsweep.ledger.store import LogStore
 from kvsweep.runtime.world import World
 from kvsweep.transports.pools import Pools
@@ -34,15 +34,13 @@ def fold_log(log: LogStore) -> Folded:
     Raises LogCorrupt with the position of the first event that is illegal there.
     """
     snapshot = log.snapshot()
-    state = EMPTY if snapshot is None else snapshot.state
+    folding = Folding() if snapshot is None else Folding(snapshot.state, snapshot.position)
     digest = Digest(log.header.rules, b"" if snapshot is None else snapshot.chain)
-    for record in log.read(after=0 if snapshot is None else snapshot.position):
-        try:
-            state = fold.apply(state, record.event)
-        except KvsweepError as error:
-            raise LogCorrupt(record.position, str(error)) from error
-        digest.update(record.event)
-    return Folded(state=state, digest=digest)
+    for piece in log.pieces(after=folding.position):
+        first = folding.position + 1
+        folding.follow(piece)
+        hash_events(digest, piece, first, folding.position)
+    return Folded(state=folding.state, digest=digest)
 
 
 def newer(world: World, log: LogStore) -> World:

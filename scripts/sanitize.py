@@ -12,32 +12,32 @@ from pathlib import Path
 
 import pytest
 
-FOLDERS = {"_native": "kvsweep.kernels", "_store": "kvsweep.ledger", "_sets": "kvsweep.ledger"}
+FOLDERS = {"_native": "kvsweep.kernels", **dict.fromkeys(("_store", "_sets", "_fold"), "kvsweep.ledger")}
 
 
-def load(extension: Path) -> None:
-    """Load the extension and put it where an import of its name finds it."""
+def load(extension: Path) -> str:
+    """Load the extension and put it where an import of its name finds it. Returns that name, with dots."""
     name = extension.name.partition(".")[0]
     if name not in FOLDERS:
         raise SystemExit(f"{extension}: expected one of {', '.join(FOLDERS)}")
-    folder = importlib.import_module(FOLDERS[name])
     dotted = f"{FOLDERS[name]}.{name}"
     loader = importlib.machinery.ExtensionFileLoader(dotted, str(extension))
     spec = importlib.util.spec_from_file_location(dotted, extension, loader=loader)
     if spec is None:
         raise SystemExit(f"{extension} is no extension module")
-    module = importlib.util.module_from_spec(spec)
+    sys.modules[dotted] = module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
-    sys.modules[dotted] = module
-    vars(folder)[name] = module
+    return dotted
 
 
 def main() -> int:
     extensions = list(itertools.takewhile(lambda argument: argument.endswith(".so"), sys.argv[1:]))
     if not extensions:
         raise SystemExit(__doc__)
-    for extension in extensions:
-        load(Path(extension).resolve())
+    # All of them, before a folder is imported and with it what it finds there.
+    for dotted in [load(Path(extension).resolve()) for extension in extensions]:
+        folder, _, name = dotted.rpartition(".")
+        vars(importlib.import_module(folder))[name] = sys.modules[dotted]
     # Capture by file descriptor would swallow the sanitizer's report. The package has imported anyio by now, whose
     # assertions pytest would rather have rewritten: a warning, which the settings make an error.
     late = "-Wignore:Module already imported:pytest.PytestAssertRewriteWarning"
