@@ -12,7 +12,7 @@ from kvsweep.ledger.state import OpenOperation, RequestState
 from kvsweep.ledger.taken import freed
 from kvsweep.runtime.batch import Batch
 from kvsweep.runtime.settings import Settings
-from kvsweep.runtime.spoken import Spoken
+from kvsweep.runtime.spoken import Floor
 from kvsweep.runtime.steps import OpenSteps
 
 
@@ -22,7 +22,7 @@ class Context(Struct, frozen=True):
     settings: Settings
     steps: OpenSteps
     kernels: Kernels
-    spoken: Spoken
+    spoken: Floor
 
 
 def settle(batch: Batch, context: Context, key: RequestKey) -> None:

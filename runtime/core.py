@@ -14,10 +14,10 @@ from kvsweep.ledger.state import EMPTY, Remembered, RequestState, State
 from kvsweep.runtime import decide_prefix, decide_process, decide_report, decide_request, decide_retain, decide_upload
 from kvsweep.runtime.advance import Context, release, settle
 from kvsweep.runtime.batch import Batch
+from kvsweep.runtime.compiled_core import Standing
 from kvsweep.runtime.decide_retain import retain_digest
 from kvsweep.runtime.decide_upload import CannotPlan, selection_digest
 from kvsweep.runtime.settings import Settings
-from kvsweep.runtime.spoken import Spoken
 from kvsweep.runtime.steps import HandedOut, OpenSteps
 from kvsweep.runtime.well_formed import check_message, expect_key
 
@@ -32,40 +32,48 @@ _OF_NO_REQUEST: Final = frozenset(
 class Core:
     """One synchronous object. `handle` stages a turn; `adopt` it once its events are in the log, or `discard` it."""
 
-    def __init__(self, settings: Settings, *, state: State = EMPTY, kernels: Kernels | None = None) -> None:
-        """kernels  what ranks and plans; None takes those that the settings name."""
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        state: State = EMPTY,
+        kernels: Kernels | None = None,
+        compiled: bool | None = None,
+    ) -> None:
+        """kernels  what ranks and plans; None takes those that the settings name.
+        compiled  whether the compiled core decides ordinary words; None: not where the settings name NumPy
+        """
         self.settings = settings
         self.steps = OpenSteps(settings.limits.open_steps)
         chosen = kernels or choose_kernels(settings.kernels.choice, threads=settings.kernels.threads)
-        self._spoken = Spoken(state)
-        self._context = Context(settings, self.steps, chosen, self._spoken)
-        self._state = state
+        takes_compiled = settings.kernels.choice != "numpy" if compiled is None else compiled
+        self._standing = Standing(state, settings, self.steps, chosen, compiled=takes_compiled)
+        self._context = Context(settings, self.steps, chosen, self._standing)
         self._drafts = decide_upload.Drafts()
-        self._staged: State | None = None
 
     def fork(self) -> "Core":
         """Another core in this state, open steps included; neither sees what the other does from here on.
 
         Raises UsageError while a turn is staged.
         """
-        if self._staged is not None:
+        if self._standing.staged:
             raise UsageError("a turn is staged: adopt or discard it before the core is forked")
-        twin = Core(self.settings, kernels=self._context.kernels)
-        twin.steps, twin._spoken = self.steps.fork(), self._spoken.fork()
-        twin._context = Context(self.settings, twin.steps, self._context.kernels, twin._spoken)
-        twin._state = self._state
+        twin = Core(self.settings, kernels=self._context.kernels, compiled=False)
+        twin.steps = self.steps.fork()
+        twin._standing = self._standing.fork(twin.steps)
+        twin._context = Context(self.settings, twin.steps, self._context.kernels, twin._standing)
         return twin
 
     @property
     def state(self) -> State:
         """The adopted state."""
-        return self._state
+        return self._standing.state
 
     # ---- the one door
 
     def fact(self, fact: e.RunConfigured | e.DigestRecorded | e.HandshakeAgreed | e.HandshakeRefused) -> Turn:
         """A fact of the pool that the driver itself knows: the configuration, a digest."""
-        batch = Batch(self._state)
+        batch = Batch(self.state)
         batch.state = fold.apply(batch.state, fact)
         batch.events.append(fact)
         return self._stage(batch, Turn(outcome="accepted"))
@@ -76,7 +84,7 @@ class Core:
         ranks  every rank with the epoch of its new process, above the one that the state knows
         producer_epoch  of the process that holds the CPU's KV: the known one, or a newer one
         """
-        batch = Batch(self._state)
+        batch = Batch(self._standing.to_decide())
         decide_process.recover(batch, evidence, kernels, ranks, producer_epoch)
         everybody = [request.key for request in batch.state.requests.values() if request.life != "CLOSED"]
         return self._finish(batch, Turn(outcome="accepted"), *everybody)
@@ -86,10 +94,13 @@ class Core:
 
         Raises Malformed for a message that has not the types of its declaration.
         """
-        if self._staged is not None:
+        if self._standing.staged:
             raise UsageError("a turn is staged: adopt or discard it before the next message")
         check_message(message)
-        batch = Batch(self._state)
+        ordinary = self._standing.handle(message)
+        if ordinary is not None:
+            return ordinary
+        batch = Batch(self._standing.to_decide())
         command, reserved = (message.cause, message) if type(message) is Reserved else (message, None)
         try:
             turn = self._decide(batch, command, reserved)
@@ -178,10 +189,10 @@ class Core:
 
     def _refuse(self, message: Message, error: Refused) -> Turn:
         """The caller's mistake: recorded, and returned for the driver to raise."""
-        batch = Batch(self._state)
+        batch = Batch(self._standing.to_decide())
         command = message.cause if type(message) is Reserved else message
         key = error.key if isinstance(error.key, RequestKey) else _request_of(command)
-        stream = decide_report.stream_of(self._state, key) if key is not None else POOL
+        stream = decide_report.stream_of(self.state, key) if key is not None else POOL
         batch.emit(
             e.CommandRefused,
             stream,
@@ -195,7 +206,7 @@ class Core:
 
     def _cannot(self, command: Message, error: CannotPlan) -> Turn:
         """A named refusal that keeps the old residency and may be tried again."""
-        batch = Batch(self._state)
+        batch = Batch(self._standing.to_decide())
         key = _request_of(command)
         if key is None:
             raise UsageError(f"{type(command).__name__} belongs to no request") from error
@@ -214,7 +225,7 @@ class Core:
     # ---- staging
 
     def _stage(self, batch: Batch, turn: Turn, key: RequestKey | None = None) -> Turn:
-        self._staged = batch.state
+        self._standing.stage(batch.state)
         request = batch.state.request(key) if key is not None else None
         return Turn(
             outcome=turn.outcome,
@@ -227,55 +238,53 @@ class Core:
 
     def adopt(self, turn: Turn) -> None:
         """The turn's events are in the log: its state is the state."""
-        if self._staged is None:
-            if turn.events:
-                raise UsageError("no turn is staged")
-            return
-        self._state, self._staged = self._staged, None
-        self._spoken.adopted(self._state, turn.events)
-        for event in turn.events:
-            if type(event) is e.TailDropped:
-                self.steps.fence(event.request, event.fence)
-            elif type(event) is e.FenceOpened:
-                self.steps.forget_fence(event.request, event.fence)
+        if self._standing.staged:
+            self._standing.adopt(turn.events)
+        elif turn.events:
+            raise UsageError("no turn is staged")
 
     def discard(self, turn: Turn) -> None:
         """The log said no: nothing happened."""
-        self._staged = None
+        self._standing.discard()
 
     # ---- steps
 
     def begin_step(self, requests: Iterable[RequestKey]) -> tuple[int, dict[RequestKey, HandedOut]]:
         """Hand out each request's current generation and tail; committed generations only."""
-        handed, lost = {}, self._state.pool.lost
+        handed = {}
         for key in requests:
             expect_key("begin_step", key)
-            request = self._state.request(key)
-            if request is None or request.life != "RUNNING":
-                state = request.describe() if request else "no such request"
-                raise Refused(key, "begin_step", state, (), "only a running request is stepped")
-            if lost:
-                raise Refused(
-                    key, "begin_step", request.describe(), (), f"ranks {list(lost)} are lost: no step can end"
-                )
-            view = request.view
-            handed[key] = HandedOut(
-                generation=request.current,
-                row=view.row if view else HOLE,
-                tail=tuple(block.logical for block in request.tail),
-            )
+            handed[key] = self._standing.handed_out(key) or self._handed_out(key)
         return self.steps.begin(handed), handed
+
+    def _handed_out(self, key: RequestKey) -> HandedOut:
+        request, lost = self.state.request(key), self.state.pool.lost
+        if request is None or request.life != "RUNNING":
+            state = request.describe() if request else "no such request"
+            raise Refused(key, "begin_step", state, (), "only a running request is stepped")
+        if lost:
+            raise Refused(key, "begin_step", request.describe(), (), f"ranks {list(lost)} are lost: no step can end")
+        view = request.view
+        return HandedOut(
+            generation=request.current,
+            row=view.row if view else HOLE,
+            tail=tuple(block.logical for block in request.tail),
+        )
 
     def end_step(self, number: int) -> Turn:
         """Every rank has finished the step: what only it held back is retired."""
-        if self._staged is not None:
+        if self._standing.staged:
             raise UsageError("a turn is staged: adopt or discard it before the step ends")
-        return self._finish(Batch(self._state), Turn(outcome="accepted"), *self.steps.end(number))
+        ended = self.steps.end(number)
+        ordinary = self._standing.end_step(ended)
+        if ordinary is not None:
+            return ordinary
+        return self._finish(Batch(self._standing.to_decide()), Turn(outcome="accepted"), *ended)
 
     def pending(self, key: RequestKey | None = None) -> list[str]:
         """Reasons why something is still held, in words; empty when all is settled."""
-        requests = self._state.requests.values() if key is None else filter(None, [self._state.request(key)])
-        return [reason for request in requests for reason in _pending(self._state, request, self.steps)]
+        requests = self.state.requests.values() if key is None else filter(None, [self.state.request(key)])
+        return [reason for request in requests for reason in _pending(self.state, request, self.steps)]
 
 
 def _repeated(request: RequestState, message: Message) -> Remembered | None:

@@ -1,7 +1,7 @@
 """Operations that ranks may still be spoken to about, so that the floor needs no look at every request."""
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Protocol
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.event_base import Event
@@ -24,6 +24,12 @@ BEGINS_OR_ENDS: Final = frozenset(
     }
 )
 """Events after which a request has another set of operations."""
+
+
+class Floor(Protocol):
+    """Whoever knows which operations are spoken about."""
+
+    def floor(self, number: int) -> int: ...
 
 
 class Spoken:

@@ -58,7 +58,11 @@ class OpenSteps:
 
     def reads(self, request: RequestKey, generation: int) -> bool:
         """Whether an open step was handed this generation."""
-        return any(request in handed and handed[request].generation == generation for handed in self._open.values())
+        for handed in self._open.values():
+            found = handed.get(request)
+            if found is not None and found.generation == generation:
+                return True
+        return False
 
     def writes(self, request: RequestKey) -> bool:
         """Whether an open step was handed the request's tail: it may read or write it."""

@@ -82,9 +82,9 @@ def _native() -> Finding:
 def _ledger() -> Finding:
     missing = store_native.why_not_native() or compiled.why_not_compiled()
     if missing:
-        detail = f"{missing}: Python does what it is for, at two to three times the cost"
+        detail = f"{missing}: Python does what it is for, at several times the cost"
         return Finding(part="native ledger", active=False, detail=detail)
-    detail = "checks, encodes and packs events, answers questions about ids"
+    detail = "checks, encodes and packs events, answers questions about ids, folds, decides ordinary words"
     return Finding(part="native ledger", active=True, detail=detail)
 
 

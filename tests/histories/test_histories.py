@@ -41,9 +41,7 @@ def events_of(name: str) -> list[Event]:
 
 def core_of(name: str) -> Core:
     """A core that has lived this history."""
-    core = Core(make_settings())
-    core._state = fold.apply_all(EMPTY, events_of(name))
-    return core
+    return Core(make_settings(), state=fold.apply_all(EMPTY, events_of(name)))
 
 
 @pytest.mark.parametrize("name", HISTORIES)

@@ -30,6 +30,7 @@ from kvsweep.ledger.messages import (
 from kvsweep.ledger.ownership import NOTHING_OWNED
 from kvsweep.ledger.state import EMPTY, State
 from kvsweep.ledger.store import Level, Position
+from kvsweep.runtime.core import Core
 from kvsweep.runtime.driver import Driver, World
 from kvsweep.runtime.upload_plan import keep_slots
 
@@ -297,7 +298,7 @@ def test_b6_a_broken_law_is_named() -> None:
     upload(driver, opened(driver), FIRST)
     driver.check_laws()
     state: State = driver.state
-    driver.core._state = replace(state, ownership=NOTHING_OWNED)
+    driver.core = Core(driver.settings, state=replace(state, ownership=NOTHING_OWNED))
     with pytest.raises(BrokenLaw, match="law 'a view holds what its table names' is broken: a: view 1"):
         driver.check_laws()
 
