@@ -26,7 +26,7 @@ from kvsweep.ledger.messages import (
 )
 from kvsweep.ledger.state import RequestState, State
 from kvsweep.runtime.core import Core, Message
-from kvsweep.runtime.settings import Settings
+from kvsweep.scenarios.explore.beside import Beside, Said
 from kvsweep.scenarios.explore.contents import NOTHING, UNCONFIRMED, label
 from kvsweep.scenarios.explore.digest import unordered
 from kvsweep.scenarios.explore.oracles import Oracles
@@ -61,19 +61,14 @@ class Coordinator:
     acks   (operation, process epoch): the producer's words
     reads  open step → what it reads
     books  what the oracles know of one history that leads here; no part of the state
-    complaints  what they found in that history
+    complaints  what they found in that history, and where the compiled core differed in it
+    beside  the compiled core, asked the same where there is one
+    grown   how its machine comes to this state in that history
     """
 
-    def __init__(self, world: World) -> None:
-        self.world = world
-        settings: dict[str, Any] = {
-            "log": {"url": "memory:"},
-            "kernels": {"choice": "numpy"},
-            "retain": {"table_rows": world.rows, "layer_tables": world.layer_tables},
-        }
-        if world.copies:
-            settings["source"] = {"kind": "copy", "allow_copy": True}
-        self.core = Core(Settings.of(**settings))
+    def __init__(self, world: World, beside: Beside | None = None) -> None:
+        self.world, self.beside = world, beside
+        self.core = Core(world.settings)
         self.pools = Pools(
             DevicePools(world.layout, (world.blocks,) * world.layout.groups),
             CpuPool(full_blocks=world.cpu_blocks, total_blocks=world.total_cpu_blocks),
@@ -97,11 +92,14 @@ class Coordinator:
         self.core.adopt(turn)
         oracles = Oracles()
         oracles.sees(turn.events)
-        self.books, self.complaints = oracles.books(), oracles.complaints()
+        self.differs: tuple[str, ...] = ()
+        self._keep(oracles)
+        self.grown = beside.begins(self.state) if beside is not None else None
 
     def fork(self) -> "Coordinator":
         twin = Coordinator.__new__(Coordinator)
-        twin.world, twin.core, twin.pools = self.world, self.core.fork(), self.pools
+        twin.world, twin.beside, twin.grown, twin.differs = self.world, self.beside, self.grown, self.differs
+        twin.core, twin.pools = self.core.fork(), self.pools
         twin.sent, twin.acks, twin.reads = self.sent, self.acks, dict(self.reads)
         twin.books, twin.complaints = self.books, self.complaints
         return twin
@@ -136,21 +134,22 @@ class Coordinator:
         twin, oracles = self.fork(), Oracles(self.books)
         oracles.hears(message)
         written = self._confirmed(message) if isinstance(message, SealTail) else []
-        turn = twin.core.handle(message)
-        while turn.outcome == "reserve":
-            (ask,) = turn.effects
+        said = [(message, twin.core.handle(message))]
+        while said[-1][1].outcome == "reserve":
+            (ask,) = said[-1][1].effects
             if not isinstance(ask, Reserve):
                 raise TypeError(f"expected Reserve, got {type(ask).__name__}")
             twin.pools = _forked(twin.pools)
-            turn = twin.core.handle(twin.pools.reserve(ask))
-        return twin._took(turn, oracles, written)
+            reserved = twin.pools.reserve(ask)
+            said.append((reserved, twin.core.handle(reserved)))
+        return twin._took(self.core, said, oracles, written)
 
     def ends_step(self, number: int) -> tuple["Coordinator", Turn, tuple[Poke, ...]]:
         twin, oracles = self.fork(), Oracles(self.books)
         oracles.ends(number)
         turn = twin.core.end_step(number)
         del twin.reads[number]
-        return twin._took(turn, oracles, [])
+        return twin._took(self.core, [(number, turn)], oracles, [])
 
     def begins_step(self, keys: tuple[RequestKey, ...]) -> "Coordinator":
         """Raises Refused where the core does."""
@@ -161,11 +160,13 @@ class Coordinator:
         twin.reads[number] = Reads(ranks, found)
         oracles = Oracles(self.books)
         oracles.begins(number, handed)
+        if self.beside is not None and self.grown is not None:
+            twin.differs += tuple(self.beside.begun(self.core, self.grown, handed))
         twin._keep(oracles)
         return twin
 
     def _keep(self, oracles: Oracles) -> None:
-        self.books, self.complaints = oracles.books(), oracles.complaints()
+        self.books, self.complaints = oracles.books(), (*oracles.complaints(), *self.differs)
 
     def handed_out(self, key: RequestKey, generation: int, row: int) -> Cells:
         """What a step of this moment reads of one request."""
@@ -190,8 +191,14 @@ class Coordinator:
 
     # ---- effects
 
-    def _took(self, turn: Turn, oracles: Oracles, pokes: list[Poke]) -> tuple["Coordinator", Turn, tuple[Poke, ...]]:
+    def _took(
+        self, before: Core, said: Said, oracles: Oracles, pokes: list[Poke]
+    ) -> tuple["Coordinator", Turn, tuple[Poke, ...]]:
+        turn = said[-1][1]
         self.core.adopt(turn)
+        if self.beside is not None and self.grown is not None:
+            self.grown, differs = self.beside.took(before, self.grown, said, self.core)
+            self.differs += tuple(differs)
         oracles.sees(turn.events)
         self._keep(oracles)
         for event in turn.events:

@@ -1,10 +1,11 @@
 """A small world as data: sizes, what the serving loop asks for, how often what may go wrong, what must be reached."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 
 from kvsweep.ledger.layout import LayerLayout, Layout
+from kvsweep.runtime.settings import Settings
 
 BLOCK_TOKENS = 4
 FIRST_EPOCHS = (10, 20, 30)
@@ -88,6 +89,17 @@ class World(Struct, frozen=True, kw_only=True):
             for layer in range(self.layers, self.layers + self.sliding)
         )
         return Layout.of(model_hash="world", dtype="float32", block_size=BLOCK_TOKENS, layers=layers)
+
+    @property
+    def settings(self) -> Settings:
+        settings: dict[str, Any] = {
+            "log": {"url": "memory:"},
+            "kernels": {"choice": "numpy"},
+            "retain": {"table_rows": self.rows, "layer_tables": self.layer_tables},
+        }
+        if self.copies:
+            settings["source"] = {"kind": "copy", "allow_copy": True}
+        return Settings.of(**settings)
 
     @property
     def total_cpu_blocks(self) -> int:

@@ -37,6 +37,10 @@ SMALL = {
     "rank": small(UPLOADS[0], faults=Faults(rank_restarts=1, losses_seen=True)),
     "producer": small(faults=Faults(producer_restarts=1)),
     "store": small(Ask("tail", until=2), Ask("seal", until=1), Ask("seal", until=2), known=0, steps=1),
+    "stored": small(
+        Ask("tail", until=2), Ask("seal", until=1), Ask("seal", until=2),
+        known=0, ranks=1, faults=Faults(finishes=1, reopenings=1),
+    ),
     "lost": small(Ask("tail", until=1), known=0, faults=Faults(preemptions=1, finishes=1), steps=1),
     "fence": small(
         Ask("tail", until=1), Ask("seal", until=1), Ask("select", ((0,), ())), Ask("retain", ((0,), ())),
