@@ -59,7 +59,7 @@ stamp_value() {
 import hashlib, pathlib, sys
 root = pathlib.Path(sys.argv[1])
 # What an installation is made of: its settings, and the sources that were compiled.
-made_of = [root / "pyproject.toml", root / "CMakeLists.txt", *sorted(root.glob("*/native/*"))]
+made_of = [root / "pyproject.toml", root / "CMakeLists.txt", *sorted(root.glob("*/native/**/*.[ch]pp"))]
 digest = hashlib.sha256(b"".join(path.read_bytes() for path in made_of))
 print(digest.hexdigest(), sys.version.split()[0], root)
 PY
