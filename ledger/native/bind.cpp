@@ -273,6 +273,7 @@ nb::object bind_look(nb::handle path) {
 
 NB_MODULE(_store, module) {
     using namespace kvsweep::ledger;
+    nb::set_leak_warnings(false);  // a program may end with a driver that nobody closed: no word of it on its stderr
     module.def("crc_folds", &crc_folds);
     module.def("crc32", &bind_crc32);
     module.def("schema", &bind_schema);

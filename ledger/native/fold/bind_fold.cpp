@@ -77,6 +77,7 @@ nb::dict bind_tables() {
 
 NB_MODULE(_fold, module) {
     using namespace kvsweep::fold;
+    nb::set_leak_warnings(false);  // a program may end with a driver that nobody closed: no word of it on its stderr
     nb::class_<Machine>(module, "Machine")
         .def("state_bytes", &bind_state_bytes)
         .def("apply", &bind_apply)
