@@ -188,7 +188,10 @@ def list_length(data: bytes) -> int:
 def _named(message: str, body: bytes) -> str:
     """The decoder's message with field names in place of array positions: `$[1][1]` is RequestOpened.request[1]."""
     text, _, path = message.partition(" - at `$")
-    raw: Any = msgspec.msgpack.decode(body)
+    try:
+        raw: Any = msgspec.msgpack.decode(body)
+    except msgspec.DecodeError:  # found invalid before its end was reached
+        raw = None
     kind = _TAGS.get(raw[0]) if isinstance(raw, list) and raw and isinstance(raw[0], int) else None
     if kind is None:
         return f"event type: {text}"

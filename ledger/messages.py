@@ -1,6 +1,6 @@
 """What goes into the one door (commands, reports) and what comes out of it beside events (effects). Data, all of it."""
 
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
@@ -190,6 +190,12 @@ class Reserved(Struct, frozen=True, kw_only=True):
 
 
 Report: TypeAlias = Done | Acknowledged | ProcessStarted | ProcessLost | Reserved
+
+REPORTS: Final = frozenset({Done, Acknowledged, ProcessStarted, ProcessLost})
+"""What peers say."""
+
+STARTS_WORK: Final = frozenset({Select, Retain, OpenTail, SealTail, RegisterSources, PublishPrefix, AttachPrefix})
+"""Refused as `Busy` while the log is behind by its bound. Whatever ends work, or says that it has ended, never is."""
 
 # ---- effects: things to do
 

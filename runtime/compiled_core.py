@@ -147,7 +147,10 @@ class Standing:
 
     def _ready(self) -> "CompiledCore | None":
         if self._core is None and self._compiled and compiled.fold is not None and self._state.pool.run is not None:
-            machine = compiled.fold.machine_of(state_bytes(self.state))
+            try:
+                machine = compiled.fold.machine_of(state_bytes(self.state))
+            except UnicodeEncodeError:  # a text that no log could keep, in a core without one
+                machine = None
             if machine is None:  # a state that it does not take does not become one that it takes
                 self._compiled = False
                 return None
@@ -184,8 +187,8 @@ class Standing:
             self._state, self._decided = self._decided, None
             self._follow(events)
         elif self._core is not None and events:
+            self._unseen += events  # first: whatever stops the rest, they are in the log
             self._core.adopt()
-            self._unseen += events
             if len(self._unseen) >= UNSEEN:
                 self._state = self.state
 

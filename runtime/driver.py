@@ -5,8 +5,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias, get_args
 
-from msgspec.structs import replace
-
 from kvsweep.ledger import events as e
 from kvsweep.ledger import laws
 from kvsweep.ledger.codec import EVENT_TYPES
@@ -23,27 +21,18 @@ from kvsweep.ledger.errors import (
     Unencodable,
     UsageError,
 )
-from kvsweep.ledger.event_base import Event, Measured
+from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import POOL, RequestKey
 from kvsweep.ledger.messages import (
+    REPORTS,
+    STARTS_WORK,
     Abort,
-    Acknowledged,
-    AttachPrefix,
     Cancel,
-    Done,
     Effect,
     OpenRequest,
-    OpenTail,
-    ProcessLost,
-    ProcessStarted,
-    PublishPrefix,
     Refusal,
-    RegisterSources,
     Release,
     Reserve,
-    Retain,
-    SealTail,
-    Select,
     Turn,
 )
 from kvsweep.ledger.state import EMPTY, Residency, State, residency
@@ -52,7 +41,7 @@ from kvsweep.runtime.clock import Clock, MachineClock, TurnClock
 from kvsweep.runtime.core import Core, Message
 from kvsweep.runtime.deadlines import BOUNDS, Deadlines, settling, silent
 from kvsweep.runtime.handshake import handshake_fact
-from kvsweep.runtime.metrics import Metrics
+from kvsweep.runtime.metrics import Metrics, timed
 from kvsweep.runtime.outbox import Outbox
 from kvsweep.runtime.recovery import Folded, pools_of, recovered
 from kvsweep.runtime.settings import Settings
@@ -63,11 +52,6 @@ from kvsweep.runtime.world import World as World
 from kvsweep.transports.handshake import Capabilities, differences
 from kvsweep.transports.pools import Pools
 
-REPORTS = frozenset({Done, Acknowledged, ProcessStarted, ProcessLost})
-STARTS_WORK = frozenset({Select, Retain, OpenTail, SealTail, RegisterSources, PublishPrefix, AttachPrefix})
-"""Refused as `Busy` while the log is behind by its bound. Whatever ends work, or says that it has ended, never is."""
-
-PLANNED = frozenset({e.UploadPlanned, e.RetainPlanned})
 Ended: TypeAlias = e.UploadAborted | e.RetainAborted | e.StoreAborted | e.TransferSettled
 ENDED: frozenset[type[Event]] = frozenset(get_args(Ended))
 
@@ -182,7 +166,7 @@ class Driver:
                     raise TypeError(f"expected Reserve, got {type(ask).__name__}")
                 given = self.pools.reserve(ask)
                 turn = self.core.handle(given)
-            turn = self._take(turn, plan_s=self._clock() - started)
+            turn = self._record(turn, plan_s=self._clock() - started)
         except Exception as error:
             if given is not None and given.device is not None:  # reserved for a turn that did not come about
                 self.pools.release(Release(device=given.device, cpu=given.cpu_full + given.cpu_copy + given.claimed))
@@ -191,6 +175,7 @@ class Driver:
             if isinstance(error, Unencodable):
                 raise UsageError(f"{type(message).__name__}: {error}") from error
             raise
+        self._tell(turn)
         if turn.refusal is not None and turn.outcome == "refused" and isinstance(turn.events[0], e.CommandRefused):
             refusal = turn.refusal
             raise Refused(turn.events[0].request, refusal.what, turn.events[0].state, refusal.legal, refusal.reason)
@@ -352,22 +337,29 @@ class Driver:
 
     # ---- inside
 
-    def _take(self, turn: Turn, *, plan_s: float = 0.0) -> Turn:
+    def _take(self, turn: Turn) -> Turn:
+        turn = self._record(turn)
+        self._tell(turn)
+        return turn
+
+    def _record(self, turn: Turn, *, plan_s: float = 0.0) -> Turn:
+        """Append and adopt, or neither. Whatever it raises, the turn did not come about."""
         if not turn.events:
             self.core.adopt(turn)
             self._outbox.put(self._position, turn.effects)
             return turn
-        if not PLANNED.isdisjoint(map(type, turn.events)):
-            turn = replace(turn, events=tuple(_timed(event, plan_s) for event in turn.events))
+        turn = timed(turn, plan_s)
         try:
             position = self.log.append(turn.events, level=self._outbox.level(turn.effects))
         except Unencodable:
             self.core.discard(turn)
             raise
-        except (LogError, SequenceConflict) as error:
+        except BaseException as error:  # whether it is stored nobody knows: nothing may follow it
             self.core.discard(turn)
-            self._failed = LogError(f"read-only since an append failed: {error}")
-            raise self._failed from error
+            self._failed = LogError(f"read-only since an append failed: {str(error) or type(error).__name__}")
+            if isinstance(error, LogError | SequenceConflict):
+                raise self._failed from error
+            raise
         self.core.adopt(turn)
         self._position = position
         self._outbox.put(position, turn.effects)
@@ -375,14 +367,19 @@ class Driver:
         for event in turn.events:
             for look in self._told[type(event)]:
                 look(event)
-            for watcher in self._watchers:
-                watcher(event)
         self.events += len(turn.events)
         self._since_digest += len(turn.events)
+        return turn
+
+    def _tell(self, turn: Turn) -> None:
+        """Watchers hear of what is recorded. What one of them raises goes to the caller, and undoes nothing."""
+        if self._watchers:
+            for event in turn.events:
+                for watcher in self._watchers:
+                    watcher(event)
         if self._since_digest >= self.settings.log.digest_every:
             with contextlib.suppress(LogError):  # the turn itself is recorded: the next command says what failed
                 self._record_digest()
-        return turn
 
     def _record_digest(self) -> None:
         self._since_digest = 0
@@ -393,7 +390,3 @@ class Driver:
         self._take(
             self.core.fact(e.DigestRecorded(request=POOL, seq=self.state.pool.seq, position=position, digest=digest))
         )
-
-
-def _timed(event: Event, plan_s: float) -> Event:
-    return replace(event, measured=Measured(plan_s=plan_s)) if type(event) in PLANNED else event

@@ -3,10 +3,25 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MethodType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
+
+from msgspec.structs import replace
 
 from kvsweep.ledger import events as e
-from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.event_base import Event, Measured
+from kvsweep.ledger.messages import Turn
+
+PLANS: Final = frozenset({e.UploadPlanned, e.RetainPlanned})
+"""Events that say how long it took to plan them."""
+
+
+def timed(turn: Turn, plan_s: float) -> Turn:
+    """The turn with the seconds that its plan took, where it has one."""
+    if PLANS.isdisjoint(map(type, turn.events)):
+        return turn
+    measured = Measured(plan_s=plan_s)
+    events = (replace(event, measured=measured) if type(event) in PLANS else event for event in turn.events)
+    return replace(turn, events=tuple(events))
 
 
 @dataclass

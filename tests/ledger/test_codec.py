@@ -1,5 +1,6 @@
 """The encoding: every event type there and back, and what a damaged or impossible body is answered with."""
 
+import contextlib
 import re
 from typing import Any
 
@@ -200,3 +201,14 @@ def test_a_batch_comes_apart_into_its_bodies(make_event: Any) -> None:
         assert split_batch(joined, count) == bodies
         assert decode_batch(joined, count) == [decode(body) for body in bodies]
     assert split_batch(b"\xc1", 1) == []
+
+
+@pytest.mark.parametrize("kind", EVENT_TYPES.values(), ids=list(EVENT_TYPES))
+def test_a_body_of_which_a_byte_is_wrong_is_an_event_or_a_log_error(kind: type[Event], make_event: Any) -> None:
+    """Of several things that are wrong the decoder names the first, and may not have come to the others."""
+    rng = np.random.default_rng(SEED)
+    for _ in range(150):
+        body = bytearray(encode(make_event(kind, rng)))
+        body[int(rng.integers(min(len(body), 80)))] = int(rng.integers(256))
+        with contextlib.suppress(LogError):
+            decode(bytes(body))

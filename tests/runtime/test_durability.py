@@ -28,6 +28,7 @@ from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.ids import int32_bytes
 from kvsweep.ledger.memory import MemoryLog
 from kvsweep.ledger.messages import (
+    STARTS_WORK,
     Abort,
     Acknowledge,
     Cancel,
@@ -52,7 +53,7 @@ from kvsweep.ledger.messages import (
 )
 from kvsweep.ledger.store import Level, Position, QueueBounds
 from kvsweep.runtime.clock import TurnClock
-from kvsweep.runtime.driver import STARTS_WORK, Driver
+from kvsweep.runtime.driver import Driver
 from kvsweep.runtime.outbox import Outbox
 
 

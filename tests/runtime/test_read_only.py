@@ -27,7 +27,7 @@ from kvsweep.ledger.store import Level, LogStore, Position, QueueBounds
 
 
 class Failing(MemoryLog):
-    fault: Exception | None = None
+    fault: BaseException | None = None
 
     def append(self, batch: Sequence[Event], *, expected: Position | None = None, level: Level = "power") -> Position:
         if self.fault is not None:
@@ -190,3 +190,21 @@ async def test_g3_a_caller_who_leaves_a_read_only_shell_gets_away(shell: Shell) 
             assert shell.driver.read_only is not None
 
     await not_settled(serve)
+
+
+@pytest.mark.parametrize("fault", [OSError("no such device"), MemoryError(), KeyboardInterrupt()])
+def test_g3_whatever_an_append_raises_nothing_follows_what_may_not_be_stored(fault: BaseException) -> None:
+    log = Failing()
+    driver = start(log)
+    key = opened(driver)
+    step, _ = driver.begin_step([key])
+    before = frozen(driver.state)
+    log.fault = fault
+    with pytest.raises(type(fault)):
+        select(driver, key, FIRST)
+    log.fault = None
+    assert str(driver.read_only) == f"read-only since an append failed: {str(fault) or type(fault).__name__}"
+    with pytest.raises(LogError, match=r"^read-only since an append failed"):
+        select(driver, key, SECOND)
+    driver.end_step(step)
+    assert frozen(driver.state) == before
