@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "rows.hpp"
 #include "snapshot.hpp"
 #include "sources.hpp"
 #include "tail.hpp"
