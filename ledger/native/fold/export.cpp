@@ -19,8 +19,9 @@ class Before {
     PyObject* object_;
 };
 
+// Null where it is no tuple that has one.
 PyObject* item(PyObject* tuple, std::size_t at) {
-    return tuple != nullptr && static_cast<Py_ssize_t>(at) < PyTuple_GET_SIZE(tuple)
+    return tuple != nullptr && PyTuple_CheckExact(tuple) && static_cast<Py_ssize_t>(at) < PyTuple_GET_SIZE(tuple)
                ? PyTuple_GET_ITEM(tuple, static_cast<Py_ssize_t>(at))
                : nullptr;
 }
@@ -29,7 +30,8 @@ PyObject* item(PyObject* tuple, std::size_t at) {
 template <class Values, class Make>
 nb::object tuple_like(PyObject* known, const Values& values, Make make) {
     TupleOf made(values.size());
-    bool same = known != nullptr && PyTuple_GET_SIZE(known) == static_cast<Py_ssize_t>(values.size());
+    bool same = known != nullptr && PyTuple_CheckExact(known) &&
+                PyTuple_GET_SIZE(known) == static_cast<Py_ssize_t>(values.size());
     std::size_t at = 0;
     for (const auto& value : values) {
         nb::object one = make(value, item(known, at));
@@ -68,7 +70,8 @@ class Show {
     nb::object outcomes(const std::vector<std::pair<std::int64_t, Outcome>>& ended, PyObject* known) const {
         return tuple_like(known, ended, [this](const auto& one, PyObject* before) {
             const nb::object rank = int_like(item(before, 0), one.first), outcome = words_.of(one.second);
-            if (before != nullptr && rank.ptr() == item(before, 0) && same_text(item(before, 1), outcome)) {
+            PyObject* const was = item(before, 1);
+            if (was != nullptr && rank.ptr() == item(before, 0) && same_text(was, outcome)) {
                 return nb::borrow(before);
             }
             TupleOf made(2);
@@ -101,9 +104,10 @@ nb::object Show::view(const View& view, PyObject* known) const {
 nb::object Show::views(const Request& request, PyObject* known) const {
     const auto same_generation = [&](const View& one) {
         for (std::size_t at = 0; item(known, at) != nullptr; ++at) {
+            const Before before(words_.view, item(known, at));
             std::int64_t generation = 0;
-            if (read(words_.view.get(item(known, at), 0), generation) && generation == one.generation) {
-                return item(known, at);
+            if (before[0] != nullptr && read(before[0], generation) && generation == one.generation) {
+                return before.object();
             }
         }
         return static_cast<PyObject*>(nullptr);
@@ -202,7 +206,7 @@ nb::object Show::holders(const Request& request, PyObject* known) const {
         const nb::object kind = words_.of(held.holder.kind), of = number(held.holder.number);
         const nb::object group = number(held.holder.group);
         const nb::object holder = words_.holder.make({kind.ptr(), of.ptr(), group.ptr()});
-        PyObject* was = known == nullptr ? nullptr : PyDict_GetItemWithError(known, holder.ptr());
+        PyObject* was = known == nullptr || !PyDict_Check(known) ? nullptr : PyDict_GetItemWithError(known, holder.ptr());
         const Before before(words_.holding, was);
         const nb::object areas = words_.of(held.holding.areas, before[0]);
         const nb::object sources = owned(held.holding.sources.bytes()), rows = ints(held.holding.rows, before[2]);
@@ -276,6 +280,19 @@ nb::object pool_of(const Pool& pool, const Words& words, PyObject* before) {
                                     was[10]});
 }
 
+// What is not looked at where it is used.
+void expect_before(const Words& words, const Before& state) {
+    const auto is_dict = [](PyObject* object) { return object != nullptr && PyDict_Check(object); };
+    if (state.object() != nullptr && is_dict(state[1]) && state[0] != nullptr && words.pool.is(state[0]) &&
+        state[2] != nullptr && words.ownership.is(state[2])) {
+        const Before owners(words.ownership, state[2]);
+        if (is_dict(owners[0]) && is_dict(owners[1])) {
+            return;
+        }
+    }
+    throw nb::type_error("before: expected the state that was looked at last");
+}
+
 }  // namespace
 
 nb::object Core::state(nb::handle before) {
@@ -283,12 +300,13 @@ nb::object Core::state(nb::handle before) {
         return nb::borrow(before);
     }
     const Before was(words.state, before.ptr());
+    expect_before(words, was);
     const nb::object requests = owned(PyDict_Copy(was[1]));
     Show show(words);
     for (const auto& [request, key] : changed_) {
         PyObject* name = words.key.get(key.ptr(), field::key::request_id);
         PyObject* known = PyDict_GetItemWithError(was[1], name);
-        if (known == nullptr) {
+        if (known == nullptr || !words.request.is(known)) {
             throw nb::key_error("before: expected the state that was looked at last");
         }
         put(requests, name, show.request(*request, known));

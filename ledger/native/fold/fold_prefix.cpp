@@ -42,6 +42,11 @@ bool prefix_attached(Machine& machine, Request& request, const Fact& fact) {
         !in_table(logical) || request.source_of(logical) != hole) {
         return false;
     }
+    for (std::size_t group = 0; group < prefix->physical.size(); ++group) {
+        if (!machine.relation.is_shared(group, prefix->physical[group])) {  // in a snapshot of who knows what
+            return false;
+        }
+    }
     const auto at = static_cast<std::int32_t>(logical), source = static_cast<std::int32_t>(prefix->source);
     request.source = with_blocks(request.source, one_id(at), one_id(source));
     request.stale = without(request.stale, one_id(at));

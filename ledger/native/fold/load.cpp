@@ -264,7 +264,7 @@ class Loader : Values {
                 return false;
             }
         }
-        return true;
+        return held_as_made(machine_);
     }
 
     std::vector<Held> pool_held_;

@@ -65,6 +65,7 @@ class Relation {
     bool cpu_taken(std::int64_t block) const;
     bool row_taken(const Request& request, std::int64_t row) const;
     bool owns(const Request& request, std::size_t group, std::int64_t block) const;
+    bool is_shared(std::size_t group, std::int64_t block) const;
     // A byte a block, up to the last that was ever held: 1 where anybody holds it.
     std::string marks(std::size_t group) const;
     std::string cpu_marks() const;

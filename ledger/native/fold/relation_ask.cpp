@@ -148,6 +148,11 @@ bool Relation::owns(const Request& request, std::size_t group, std::int64_t bloc
     return found != nullptr && found->owner == &request;
 }
 
+bool Relation::is_shared(std::size_t group, std::int64_t block) const {
+    const Block* found = known(group, block);
+    return found != nullptr && found->shared;
+}
+
 const Relation::Count* Relation::areas(std::size_t group, std::int64_t block) const {
     const Block* found = known(group, block);
     return found == nullptr ? nullptr : found->areas;

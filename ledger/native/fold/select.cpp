@@ -5,6 +5,7 @@
 #include "named.hpp"
 #include "place.hpp"
 #include "selection.hpp"
+#include "wire.hpp"
 
 namespace kvsweep::fold {
 
@@ -78,8 +79,7 @@ bool find_new(const Turn& turn, const Command& command, const Rows& held, Rows& 
         return false;
     }
     found.layers = command.wanted.layers;
-    return found.row_ptr.count() == command.wanted.row_ptr.count() &&
-           static_cast<std::uint32_t>(found.row_ptr[found.rows()]) == found.ids.count();
+    return fit(found.span()) && none_negative(found.ids.span());
 }
 
 bool emit_selected(Turn& turn, Request& request, const Command& command) {

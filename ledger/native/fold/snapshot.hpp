@@ -16,6 +16,9 @@ constexpr std::int64_t most_blocks = std::int64_t{1} << 22;   // of a pool: tabl
 // not be safe to go on with; the machine is of no use then.
 bool load(std::string_view body, Machine& machine);
 
+// Whether the holders of a machine that was filled are those that reducers made for what is there.
+bool held_as_made(const Machine& machine);
+
 std::string save(const Machine& machine);
 
 }  // namespace kvsweep::fold

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 
+#include "wire.hpp"
 #include "words.hpp"
 
 namespace kvsweep::fold {
@@ -175,7 +176,7 @@ bool Words::read_rows(PyObject* object, Rows& value) const {
         }
     }
     value = Rows(Ids::of(parts[0]), Ids::of(parts[1]), Ids::of(parts[2]));
-    return true;
+    return fit(value.span());
 }
 
 bool Words::read_key(PyObject* object, std::string_view& id, std::int64_t& epoch) const {

@@ -79,7 +79,7 @@ struct Words {
     nb::object nothing_by_group(std::size_t groups) const;
 
     // ---- what is read: false where it is not plainly of its type
-    bool read_rows(PyObject* object, Rows& value) const;  // shares the bytes; rows that were checked to fit
+    bool read_rows(PyObject* object, Rows& value) const;  // shares the bytes
     bool read_key(PyObject* object, std::string_view& id, std::int64_t& epoch) const;
     bool read_operation(PyObject* object, Operation& value) const;  // all but its request
 
