@@ -27,9 +27,6 @@ enum class Kind {
     checked,   // a struct that has a `check` of its own
 };
 
-// Where objects of the type keep the field. Throws where it is not kept in a slot.
-Py_ssize_t slot_of(nanobind::handle type, nanobind::handle field);
-
 struct Shape;
 
 struct Field {

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "slots.hpp"
 #include "values.hpp"
 
 namespace nb = nanobind;

@@ -2,11 +2,12 @@
 #include "encode.hpp"
 
 #include <nanobind/stl/string.h>
-#include <structmember.h>
 
 #include <algorithm>
 #include <stdexcept>
 #include <utility>
+
+#include "slots.hpp"
 
 namespace nb = nanobind;
 
@@ -14,7 +15,6 @@ namespace kvsweep::ledger {
 namespace {
 
 constexpr std::int64_t most_tag = 127;  // one byte of msgpack
-constexpr int member_object = 16;  // T_OBJECT_EX: a slot that holds a reference, or nothing yet
 
 std::size_t place_of(const PyTypeObject* type, std::size_t size) {
     return (reinterpret_cast<std::uintptr_t>(type) >> 4) * 0x9E3779B1U & (size - 1);
@@ -26,18 +26,6 @@ std::string text_of(nb::handle bytes) {
 }
 
 }  // namespace
-
-Py_ssize_t slot_of(nb::handle type, nb::handle field) {
-    const nb::object found = nb::getattr(type, field);
-    if (Py_TYPE(found.ptr()) != &PyMemberDescr_Type) {
-        throw std::invalid_argument("field: expected one that is kept in a slot");
-    }
-    const PyMemberDef* member = reinterpret_cast<PyMemberDescrObject*>(found.ptr())->d_member;
-    if (member->type != member_object) {
-        throw std::invalid_argument("field: expected a slot that holds an object");
-    }
-    return member->offset;
-}
 
 Schema::Schema(nb::handle facts, nb::handle names) {
     facts_.reserve(nb::len(facts));

@@ -1,25 +1,9 @@
 #include "kind.hpp"
 
-#include <structmember.h>
-
-#include <stdexcept>
+#include "../slots.hpp"
 
 namespace kvsweep::fold {
 namespace {
-
-constexpr int member_object = 16;  // T_OBJECT_EX: a slot that holds a reference
-
-Py_ssize_t slot_of(nb::handle type, nb::handle field) {
-    const nb::object found = nb::getattr(type, field);
-    if (Py_TYPE(found.ptr()) != &PyMemberDescr_Type) {
-        throw std::invalid_argument("field: expected one that is kept in a slot");
-    }
-    const PyMemberDef* member = reinterpret_cast<PyMemberDescrObject*>(found.ptr())->d_member;
-    if (member->type != member_object) {
-        throw std::invalid_argument("field: expected a slot that holds an object");
-    }
-    return member->offset;
-}
 
 // Values that cannot be told apart. Ints beyond the small ones are objects of their own each time.
 bool same(PyObject* one, PyObject* other) {
@@ -38,7 +22,7 @@ Kind::Kind(nb::handle types, const char* name, std::initializer_list<const char*
     Py_ssize_t at = 0;
     for (const char* field : fields) {
         nb::object name_of = owned(PyUnicode_InternFromString(field));  // as the type has it: found by its address
-        slots_.push_back(slot_of(type_, name_of));
+        slots_.push_back(ledger::slot_of(type_, name_of));
         PyTuple_SET_ITEM(names_.ptr(), at++, name_of.release().ptr());
     }
 }
