@@ -9,7 +9,7 @@ import numpy as np
 from kvsweep import Driver, Layout, Settings, select_blocks
 from kvsweep.ledger import Finish, LayerLayout, OpenTail, SealTail
 from kvsweep.runtime import World, adoptable, keep_slots
-from kvsweep.scenarios.stack import Stack  # ranks on host devices in this process; yours are processes with GPUs
+from kvsweep.scenarios.demo.stack import Stack  # ranks on host devices in this process; yours are processes with GPUs
 
 BLOCK, PROMPT, EMIT = 16, 256, 96  # tokens
 LAYOUT = Layout.of(

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 class Machine:
-    # The state, as kvsweep.ledger.store_snapshot.state_bytes gives it.
+    # The state, as kvsweep.ledger.store.snapshot.state_bytes gives it.
     def state_bytes(self) -> bytes: ...
 
     # Whether the event of this body was taken.
@@ -27,8 +27,8 @@ def readable(body: bytes, /) -> bool: ...
 # machine -> (state, tag of an event) -> state: kvsweep.ledger.phases.
 def tables() -> dict[str, dict[tuple[str, int], str]]: ...
 
-# Decides ordinary words on a machine's state: see kvsweep.runtime.compiled_core. `types` are those that it reads and
-# makes, by name; `steps` are kvsweep.runtime.steps.OpenSteps.
+# Decides ordinary words on a machine's state: see kvsweep.runtime.core.compiled_core. `types` are what it reads and
+# makes, by name; `steps` are kvsweep.runtime.core.steps.OpenSteps.
 class Core:
     def __init__(self, machine: Machine, types: dict[str, type], steps: object, options: dict[str, Any], /) -> None: ...
 

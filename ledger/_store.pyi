@@ -1,4 +1,4 @@
-"""The ledger's compiled part, as ledger/native/bind.cpp defines it. store_native, forms and hashing call it.
+"""The ledger's compiled part, as ledger/native/bind.cpp defines it, for store.encoding, typecheck and store.hashing.
 
 A ValueError says that an argument is not what is expected; nothing has been done then.
 """
@@ -8,8 +8,8 @@ from typing import Any
 
 from typing_extensions import Buffer
 
-from kvsweep.ledger.event_base import Event
-from kvsweep.ledger.store_part import Part
+from kvsweep.ledger.events import Event
+from kvsweep.ledger.store.group import Part
 
 Schema = Any  # a capsule
 

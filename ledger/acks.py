@@ -8,7 +8,7 @@ from typing import Final, Literal, get_args
 
 from msgspec import Struct
 
-from kvsweep.ledger.event_base import Outcome
+from kvsweep.ledger.events import Outcome
 from kvsweep.ledger.ids import Operation
 from kvsweep.ledger.state import ClosedOperation, OpenOperation, RequestState, State
 

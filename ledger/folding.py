@@ -7,15 +7,14 @@ illegal: there is one place where that is written. So the states and the errors 
 from typing import TYPE_CHECKING, Final
 
 from kvsweep.ledger import compiled
-from kvsweep.ledger.digest import Digest
 from kvsweep.ledger.errors import KvsweepError, LogCorrupt, LogError
-from kvsweep.ledger.event_base import Event
-from kvsweep.ledger.events import DigestRecorded
+from kvsweep.ledger.events import DigestRecorded, Event
 from kvsweep.ledger.fold import apply
 from kvsweep.ledger.state import EMPTY, State
-from kvsweep.ledger.store import LogStore, Piece, Position
-from kvsweep.ledger.store_part import NAMED
-from kvsweep.ledger.store_snapshot import Rereader, state_bytes
+from kvsweep.ledger.store.digest import Digest
+from kvsweep.ledger.store.group import NAMED
+from kvsweep.ledger.store.log import LogStore, Piece, Position
+from kvsweep.ledger.store.snapshot import Rereader, state_bytes
 
 if TYPE_CHECKING:
     from kvsweep.ledger._fold import Machine

@@ -8,9 +8,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from kvsweep.ledger.event_base import Event
 from kvsweep.ledger.events import (
     BlocksSelected,
+    Event,
     OwnersCommitted,
     PrefixAttached,
     PrefixPublished,

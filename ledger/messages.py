@@ -4,7 +4,7 @@ from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-from kvsweep.ledger.event_base import Event, RankEpochs, RetainMode, SourceKind
+from kvsweep.ledger.events import Event, RankEpochs, RetainMode, SourceKind
 from kvsweep.ledger.ids import Logical, Operation, Physical, RequestKey, Rows, Slot, Source, Token
 
 # ---- selection

@@ -4,8 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from kvsweep.ledger.event_base import Attention, LaneName, PlanKind, RankEpochs, RetainMode, RetireCause
-from kvsweep.ledger.events import RunConfigured
+from kvsweep.ledger.events import Attention, LaneName, PlanKind, RankEpochs, RetainMode, RetireCause, RunConfigured
 from kvsweep.ledger.ids import HOLE, Logical, Operation, Physical, RequestKey, Rows, Slot, int32_view, no_rows
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.ownership import NOTHING_OWNED, Ownership

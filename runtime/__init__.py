@@ -1,9 +1,9 @@
 """Selects, plans, decides and drives. Imports ledger, kernels and transports."""
 
 from kvsweep.runtime.coordinator import RetainResult, UploadResult
+from kvsweep.runtime.core.upload_plan import adoptable, keep_slots
 from kvsweep.runtime.driver import World
 from kvsweep.runtime.metrics import Metrics
-from kvsweep.runtime.rank_server import serve_rank
-from kvsweep.runtime.upload_plan import adoptable, keep_slots
+from kvsweep.transports.rank_server import serve_rank
 
 __all__ = ["Metrics", "RetainResult", "UploadResult", "World", "adoptable", "keep_slots", "serve_rank"]

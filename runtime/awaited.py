@@ -4,7 +4,7 @@ import anyio
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.errors import Aborted, LogError, PoolExhausted, Refused
-from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.events import Event
 from kvsweep.ledger.ids import Operation, RequestKey
 from kvsweep.ledger.messages import Turn
 from kvsweep.ledger.state import OpenOperation

@@ -5,7 +5,7 @@ import socket
 
 import anyio
 
-from kvsweep.ledger.store import LogStore, Position
+from kvsweep.ledger.store.log import LogStore, Position
 
 
 class LogBell:

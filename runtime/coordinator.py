@@ -16,7 +16,7 @@ import anyio.lowlevel
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.errors import Aborted, Busy, LogError, NotSettled
-from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.events import Event
 from kvsweep.ledger.ids import Logical, Operation, RequestKey, Rows, Slot
 from kvsweep.ledger.messages import (
     Abort,
@@ -38,12 +38,12 @@ from kvsweep.ledger.messages import (
 from kvsweep.ledger.state import OpenOperation, Residency
 from kvsweep.runtime.awaited import Awaited, not_started, operation_of
 from kvsweep.runtime.bell import LogBell
-from kvsweep.runtime.core import Message
+from kvsweep.runtime.core.core import Message
+from kvsweep.runtime.core.steps import HandedOut
 from kvsweep.runtime.driver import Driver
 from kvsweep.runtime.outgoing import Outgoing
 from kvsweep.runtime.results import RetainResult as RetainResult
 from kvsweep.runtime.results import UploadResult as UploadResult
-from kvsweep.runtime.steps import HandedOut
 from kvsweep.runtime.waiters import ANYTHING, IDLE, ROOM, Waiters
 from kvsweep.transports.links import RankLink
 from kvsweep.transports.producer import Producer

@@ -1,7 +1,7 @@
 """Until when an operation may wait for its ranks."""
 
 from kvsweep.ledger import events as e
-from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.events import Event
 from kvsweep.ledger.ids import Operation
 from kvsweep.ledger.state import OpenOperation, State
 from kvsweep.runtime.clock import Clock

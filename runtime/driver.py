@@ -7,8 +7,6 @@ from typing import Any, TypeAlias, get_args
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger import laws
-from kvsweep.ledger.codec import EVENT_TYPES
-from kvsweep.ledger.digest import Digest
 from kvsweep.ledger.errors import (
     BrokenLaw,
     Busy,
@@ -21,7 +19,7 @@ from kvsweep.ledger.errors import (
     Unencodable,
     UsageError,
 )
-from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.events import Event
 from kvsweep.ledger.ids import POOL, RequestKey
 from kvsweep.ledger.messages import (
     REPORTS,
@@ -36,18 +34,20 @@ from kvsweep.ledger.messages import (
     Turn,
 )
 from kvsweep.ledger.state import EMPTY, Residency, State, residency
-from kvsweep.ledger.store import LogStore, Snapshot
+from kvsweep.ledger.store.codec import EVENT_TYPES
+from kvsweep.ledger.store.digest import Digest
+from kvsweep.ledger.store.log import LogStore, Snapshot
 from kvsweep.runtime.clock import Clock, MachineClock, TurnClock
-from kvsweep.runtime.core import Core, Message
+from kvsweep.runtime.core.core import Core, Message
+from kvsweep.runtime.core.steps import HandedOut
+from kvsweep.runtime.core.well_formed import expect_key
 from kvsweep.runtime.deadlines import BOUNDS, Deadlines, settling, silent
 from kvsweep.runtime.handshake import handshake_fact
 from kvsweep.runtime.metrics import Metrics, timed
 from kvsweep.runtime.outbox import Outbox
 from kvsweep.runtime.recovery import Folded, pools_of, recovered
 from kvsweep.runtime.settings import Settings
-from kvsweep.runtime.steps import HandedOut
 from kvsweep.runtime.stores import open_store
-from kvsweep.runtime.well_formed import expect_key
 from kvsweep.runtime.world import World as World
 from kvsweep.transports.handshake import Capabilities, differences
 from kvsweep.transports.pools import Pools

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from kvsweep.ledger.events import Difference, HandshakeAgreed, HandshakeRefused
 from kvsweep.ledger.ids import POOL
-from kvsweep.ledger.pool_events import Difference, HandshakeAgreed, HandshakeRefused
 from kvsweep.transports.handshake import Capabilities
 
 

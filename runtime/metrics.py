@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final
 from msgspec.structs import replace
 
 from kvsweep.ledger import events as e
-from kvsweep.ledger.event_base import Event, Measured
+from kvsweep.ledger.events import Event, Measured
 from kvsweep.ledger.messages import Turn
 
 PLANS: Final = frozenset({e.UploadPlanned, e.RetainPlanned})

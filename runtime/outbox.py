@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from operator import itemgetter
 
 from kvsweep.ledger.messages import Effect, Need
-from kvsweep.ledger.store import Level, Position
+from kvsweep.ledger.store.log import Level, Position
 
 
 class Outbox:

@@ -8,13 +8,13 @@ import numpy as np
 from msgspec import Struct
 
 from kvsweep.ledger import events as e
-from kvsweep.ledger.digest import Digest
 from kvsweep.ledger.errors import LogError
 from kvsweep.ledger.folding import Folding, hash_events
 from kvsweep.ledger.ids import POOL, Int32
 from kvsweep.ledger.phases import PASSED_THROUGH
 from kvsweep.ledger.state import PoolState, State
-from kvsweep.ledger.store import LogStore
+from kvsweep.ledger.store.digest import Digest
+from kvsweep.ledger.store.log import LogStore
 from kvsweep.runtime.world import World
 from kvsweep.transports.pools import Pools
 

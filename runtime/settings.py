@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from kvsweep.ledger.errors import SettingsError
-from kvsweep.ledger.store import QueueBounds, Rotation
+from kvsweep.ledger.store.log import QueueBounds, Rotation
 
 Fraction: TypeAlias = Annotated[float, Meta(gt=0.0, le=1.0)]
 Count: TypeAlias = Annotated[int, Meta(ge=0)]

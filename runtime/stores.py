@@ -1,6 +1,7 @@
 """The store that a run's settings name."""
 
-from kvsweep.ledger.store import LogStore, QueueBounds, Rotation, open_log
+from kvsweep.ledger.store.log import LogStore, QueueBounds, Rotation
+from kvsweep.ledger.store.open import open_log
 from kvsweep.runtime.settings import Settings
 
 

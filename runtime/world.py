@@ -6,8 +6,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kvsweep.ledger.errors import LogError
-from kvsweep.ledger.event_base import Implementation, RankEpochs
-from kvsweep.ledger.events import RunConfigured
+from kvsweep.ledger.events import Implementation, RankEpochs, RunConfigured
 from kvsweep.ledger.ids import POOL
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.state import PoolState

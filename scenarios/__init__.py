@@ -1,1 +1,1 @@
-"""Scripted runs: the serving loop on a model, and what is measured there."""
+"""Runs over everything: the demo, what proves the project, and what measures it."""

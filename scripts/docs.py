@@ -282,7 +282,7 @@ def architecture_page(page: str, tables: Mapping[str, tuple[Table, str]]) -> str
 
 def scenarios_page(page: str) -> str:
     """The page of the scenario format with its tables as the structs say."""
-    from kvsweep.scenarios.script.reference import tables
+    from kvsweep.scenarios.verify.script.reference import tables
 
     for name, table in tables().items():
         page = replace_part(page, name, table, "scenarios.md")

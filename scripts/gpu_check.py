@@ -45,7 +45,7 @@ def main() -> int:
         from kvsweep.kernels.cuda.errors import CudaError
         from kvsweep.kernels.cuda.nvidia import NvidiaDriver
         from kvsweep.kernels.cuda.simulated import SimulatedDriver
-        from kvsweep.scenarios.gpu.check import SECTIONS, Check
+        from kvsweep.scenarios.measure.gpu.check import SECTIONS, Check
     except ImportError as error:
         print(f"gpu-check: {error}; it needs {', '.join(NEEDED)} (--wheels takes them from a folder)", file=sys.stderr)
         return 2

@@ -21,14 +21,15 @@ import numpy as np
 from msgspec.structs import replace
 
 from kvsweep.ledger import events as e
-from kvsweep.ledger.digest import Digest
-from kvsweep.ledger.event_base import BlocksByGroup, Event
-from kvsweep.ledger.excerpt import OPENS_OPERATION
+from kvsweep.ledger.events import BlocksByGroup, Event
 from kvsweep.ledger.fold import apply
 from kvsweep.ledger.ids import POOL, Operation, Physical, RequestKey, Rows, Source, int32_bytes, int32_view
+from kvsweep.ledger.inspect.lives import OPENS_OPERATION
 from kvsweep.ledger.state import EMPTY
-from kvsweep.ledger.store import Snapshot, open_log
-from kvsweep.scenarios import soak
+from kvsweep.ledger.store.digest import Digest
+from kvsweep.ledger.store.log import Snapshot
+from kvsweep.ledger.store.open import open_log
+from kvsweep.scenarios.verify import soak
 
 LAYERS, BLOCKS, ROUNDS = 8, 32, 60
 BATCH, DIGEST_EVERY = 18, 200  # events
@@ -176,7 +177,7 @@ def write(path: str, events: int, requests: int) -> None:
 
 
 def ask(path: str) -> None:
-    from kvsweep.ledger.replay import Ledger
+    from kvsweep.ledger.inspect.replay import Ledger
 
     with Ledger.open(f"sqlite:{path}") as ledger:
         last = ledger.last()

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvsweep.cli import main as kvsweep
+from kvsweep.cli.main import main as kvsweep
 
 BLOCK = re.compile(r"```(?P<kind>sh|console)\n(?P<body>.*?)```\n", re.DOTALL)
 CHANGING = (

@@ -16,7 +16,7 @@ import vllm.version
 from vllm import LLM, SamplingParams, TokensPrompt
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
-from kvsweep.scenarios.vllm.job import BLOCK, NO_SECOND, Answer, Batch, Engine, Fault, Ran, Token
+from kvsweep.scenarios.measure.vllm.job import BLOCK, NO_SECOND, Answer, Batch, Engine, Fault, Ran, Token
 
 IDLE_STEPS = 2000  # after the last request; an engine that still works then is one that never ends
 

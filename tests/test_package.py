@@ -18,9 +18,10 @@ FOLDERS = ("kernels", "ledger", "transports", "runtime", "scenarios")
 
 def shipped() -> dict[str, bytes]:
     """Path inside the package -> bytes, of every file that an installation needs."""
-    files = {path.relative_to(ROOT / "src/kvsweep").as_posix(): path for path in (ROOT / "src/kvsweep").glob("*.*")} | {
-        path.relative_to(ROOT).as_posix(): path for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")
-    }
+    files = {
+        path.relative_to(ROOT / "src/kvsweep").as_posix(): path
+        for path in [*(ROOT / "src/kvsweep").glob("*.*"), *(ROOT / "src/kvsweep/cli").glob("*.*")]
+    } | {path.relative_to(ROOT).as_posix(): path for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")}
     return {
         name: path.read_bytes()
         for name, path in files.items()

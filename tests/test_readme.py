@@ -9,10 +9,10 @@ from rich.console import Console
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from kvsweep.cli import app
-from kvsweep.scenarios.closing import COSTS, closing_table
-from kvsweep.scenarios.demo import run_demo
-from kvsweep.scenarios.options import DemoOptions
+from kvsweep.cli.closing import COSTS, closing_table
+from kvsweep.cli.main import app
+from kvsweep.scenarios.demo.options import DemoOptions
+from kvsweep.scenarios.demo.run import run_demo
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

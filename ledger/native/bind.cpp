@@ -1,4 +1,4 @@
-// The Python edge of the ledger's native part. kvsweep.ledger.store_native, forms and hashing are its only callers.
+// The Python edge of the ledger's native part. kvsweep.ledger.store.encoding, forms and hashing are its only callers.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
@@ -34,7 +34,7 @@ Schema& schema_in(nb::handle capsule) {
     return *found;
 }
 
-constexpr const char* forms_name = "kvsweep.ledger.forms";
+constexpr const char* forms_name = "kvsweep.ledger.typecheck";
 
 // The capsule owns it from here on.
 template <class Made>

@@ -1,4 +1,4 @@
-// The chain of digests over bodies of events, as kvsweep.ledger.digest has it by rules 2.
+// The chain of digests over bodies of events, as kvsweep.ledger.store.digest has it by rules 2.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// Events into msgpack, checked on the way: what kvsweep.ledger.codec does for one, for the events that are written by
+// Events into msgpack, checked on the way: what kvsweep.ledger.store.codec does for one, for the events that are written by
 // the thousand. Touches Python objects, so the interpreter's lock is held throughout.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace kvsweep::ledger {
 
-// What the type of a field does not say by itself decides; kvsweep.ledger.checks is the reference.
+// What the type of a field does not say by itself decides; kvsweep.ledger.store.checks is the reference.
 enum class Kind {
     count,     // int in [0, 2^63)
     word,      // int of 64 bits
@@ -61,7 +61,7 @@ struct Batch {
     std::int64_t number_of(PyObject* name);
 };
 
-// The types of events, as kvsweep.ledger.store_native tells them.
+// The types of events, as kvsweep.ledger.store.encoding tells them.
 class Schema {
   public:
     // (type, tag, ((field, shape), ...), has an operation, has a rank, (encoded default of an appended field, ...)), ...;
@@ -71,7 +71,7 @@ class Schema {
     // The types of a life's key, of an operation and of what is made, and what takes a batch that is not taken here.
     void types(nanobind::handle request, nanobind::handle operation, nanobind::handle part, nanobind::handle otherwise);
 
-    // A part: see store_part. Where an event is of another type or is not fine, or a length is beyond what a head can
+    // A part: see store/group.py. Where an event is of another type or is not fine, or a length is beyond what a head can
     // say, `otherwise` takes the batch or says why not.
     nanobind::object encode(nanobind::handle events);
 

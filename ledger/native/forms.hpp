@@ -1,4 +1,4 @@
-// Whether an object has the types that its declaration gives, as kvsweep.ledger.forms tells them. Says only yes or no:
+// Whether an object has the types that its declaration gives, as kvsweep.ledger.typecheck tells them. Says only yes or no:
 // Python explains a no.
 #pragma once
 
@@ -12,7 +12,7 @@ namespace kvsweep::ledger {
 
 class Forms {
   public:
-    // A form of each type that is fine; see kvsweep.ledger.forms for what is told.
+    // A form of each type that is fine; see kvsweep.ledger.typecheck for what is told.
     explicit Forms(nanobind::handle told);
 
     bool fine(PyObject* value) const;

@@ -1,4 +1,4 @@
-// A group of events as it goes into the file: plain C++, no Python headers. kvsweep.ledger.store_part says what a
+// A group of events as it goes into the file: plain C++, no Python headers. kvsweep.ledger.store.group says what a
 // part is and is the reference for what comes out.
 #pragma once
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from kvsweep.ledger.errors import Malformed
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.messages import Done
-from kvsweep.runtime.well_formed import check_message, expect_key
+from kvsweep.runtime.core.well_formed import check_message, expect_key
 from kvsweep.transports.vllm.messages import Ack, Completion, Scores
 
 

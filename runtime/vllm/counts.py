@@ -7,7 +7,7 @@ from typing import Any
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.errors import KvsweepError, Refused
-from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.events import Event
 from kvsweep.ledger.ids import RequestKey, int32_view
 from kvsweep.ledger.state import State
 

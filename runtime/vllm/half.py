@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.errors import KvsweepError, LogError, UsageError
-from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.events import Event
 from kvsweep.ledger.ids import RequestKey, int32_view
 from kvsweep.ledger.messages import (
     Acknowledge,

@@ -12,10 +12,10 @@ from kvsweep.ledger.ownership import blocks_by_group
 from kvsweep.ledger.ragged import even_rows
 from kvsweep.ledger.sources import leading
 from kvsweep.ledger.state import RequestState
+from kvsweep.runtime.core.upload_plan import keep_slots
 from kvsweep.runtime.driver import Driver
 from kvsweep.runtime.scorers import recency
 from kvsweep.runtime.selection import effective_budget, select_blocks
-from kvsweep.runtime.upload_plan import keep_slots
 from kvsweep.runtime.vllm.counts import Counts
 from kvsweep.runtime.vllm.managed import Managed
 from kvsweep.runtime.vllm.pools import EnginePools

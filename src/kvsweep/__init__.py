@@ -2,12 +2,12 @@
 
 from kvsweep.ledger.errors import KvsweepError
 from kvsweep.ledger.ids import RequestKey, Rows
+from kvsweep.ledger.inspect.replay import Ledger
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.messages import BlockSelection
-from kvsweep.ledger.replay import Ledger
-from kvsweep.ledger.store import open_log
+from kvsweep.ledger.store.open import open_log
 from kvsweep.runtime.coordinator import Coordinator
-from kvsweep.runtime.core import Core
+from kvsweep.runtime.core.core import Core
 from kvsweep.runtime.driver import Driver
 from kvsweep.runtime.selection import select_blocks
 from kvsweep.runtime.settings import Settings

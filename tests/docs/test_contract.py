@@ -5,7 +5,7 @@ from types import ModuleType
 
 import pytest
 
-from kvsweep.scenarios.script.load import library, load_script
+from kvsweep.scenarios.verify.script.load import library, load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 COUNT = {"A": 4, "B": 7, "C": 3, "D": 9, "E": 10, "F": 5, "G": 4, "H": 3, "J": 4}

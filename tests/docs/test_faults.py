@@ -46,7 +46,7 @@ def test_every_named_scenario_ships(docs: ModuleType) -> None:
     faults = docs.read_faults(ROOT / "docs/faults.toml")
     named = {name for case in faults.cases for name in case.scenarios}
     named |= {name for scenarios in faults.rows.values() for name in scenarios}
-    there = {path.name for path in (ROOT / "scenarios/library").glob("*.toml")}
+    there = {path.name for path in (ROOT / "scenarios/verify/library").glob("*.toml")}
     assert sorted(named - there) == []
 
 

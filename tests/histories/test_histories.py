@@ -12,7 +12,7 @@ from tests.runtime.rig import PRODUCER, make_settings
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger import fold, laws
-from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.events import Event
 from kvsweep.ledger.ids import RequestKey, int32_bytes
 from kvsweep.ledger.messages import (
     Acknowledged,
@@ -24,8 +24,8 @@ from kvsweep.ledger.messages import (
     Reserve,
 )
 from kvsweep.ledger.state import EMPTY
-from kvsweep.runtime.core import Core
-from kvsweep.scenarios.checkers.ownership import Ownership
+from kvsweep.runtime.core.core import Core
+from kvsweep.scenarios.verify.checkers.ownership import Ownership
 
 FOLDER = Path(__file__).resolve().parent
 HISTORIES = sorted(path.stem for path in FOLDER.glob("*.jsonl"))

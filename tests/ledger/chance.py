@@ -6,7 +6,7 @@ import numpy as np
 from msgspec.structs import fields as fields_of
 from msgspec.structs import replace
 
-from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.events import Event
 from kvsweep.ledger.ids import Operation, RequestKey, Rows, int32_bytes
 
 WORDS = {

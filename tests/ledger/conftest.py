@@ -13,10 +13,11 @@ from msgspec.structs import replace
 from tests.ledger.lives import EVERY_SNAPSHOT, Life, Make
 from tests.ledger.small_run import LAYOUT, Writer, small_run
 
-from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.events import Event
 from kvsweep.ledger.ids import RequestKey, Rows, int32_bytes
 from kvsweep.ledger.layout import Layout
-from kvsweep.ledger.store import LogStore, QueueBounds, Rotation, open_log
+from kvsweep.ledger.store.log import LogStore, QueueBounds, Rotation
+from kvsweep.ledger.store.open import open_log
 
 MakeEvent = Callable[..., Event]
 WORDS = ("", "a-b-c", "@pool", "요청/7", "nul\0inside", "🙂 " * 9, "'); DROP TABLE log; --")

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from tests.ledger.small_run import LAYOUT, RANKS
 
 from kvsweep.ledger import events as e
-from kvsweep.ledger.digest import Digest
-from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.events import Event
 from kvsweep.ledger.fold import apply
 from kvsweep.ledger.ids import POOL, RequestKey
 from kvsweep.ledger.state import EMPTY, State
-from kvsweep.ledger.store import LogStore, Rotation, Snapshot
+from kvsweep.ledger.store.digest import Digest
+from kvsweep.ledger.store.log import LogStore, Rotation, Snapshot
 
 NEVER = 10**15
 EVERY_SNAPSHOT = Rotation(snapshot_events=1, file_bytes=1, keep_bytes=NEVER, keep_s=NEVER)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from kvsweep.ledger import events as e
-from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.events import Event
 from kvsweep.ledger.ids import POOL, RequestKey, int32_view
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.state import State

@@ -5,12 +5,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from kvsweep.ledger import events as e
-from kvsweep.ledger.digest import Digest
-from kvsweep.ledger.event_base import Event, Measured
+from kvsweep.ledger.events import Event, Measured
 from kvsweep.ledger.fold import apply
 from kvsweep.ledger.ids import POOL, Operation, RequestKey, Rows, int32_bytes, no_rows
 from kvsweep.ledger.layout import LayerLayout, Layout
 from kvsweep.ledger.state import EMPTY, State
+from kvsweep.ledger.store.digest import Digest
 
 LAYOUT = Layout.of(
     model_hash="a model",

@@ -9,15 +9,16 @@ from msgspec.structs import replace
 
 from kvsweep.ledger import compiled
 from kvsweep.ledger import events as e
-from kvsweep.ledger.digest import Digest
 from kvsweep.ledger.errors import KvsweepError, LogCorrupt, SequenceConflict
-from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.events import Event
 from kvsweep.ledger.fold import apply
 from kvsweep.ledger.folding import Folding, fold_between, hash_events
 from kvsweep.ledger.ids import RequestKey
-from kvsweep.ledger.memory import MemoryLog
 from kvsweep.ledger.state import EMPTY, State
-from kvsweep.ledger.store import LogStore, open_log
+from kvsweep.ledger.store.digest import Digest
+from kvsweep.ledger.store.log import LogStore
+from kvsweep.ledger.store.memory import MemoryLog
+from kvsweep.ledger.store.open import open_log
 
 KEY = RequestKey("a-b-c", 1)
 

@@ -12,7 +12,7 @@ from tests.ledger.worlds import RANKS, A, World, frozen
 from kvsweep.ledger import events as e
 from kvsweep.ledger import joint, phases
 from kvsweep.ledger.errors import Refused
-from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.events import Event
 from kvsweep.ledger.fold import REDUCE, REDUCE_POOL, apply
 from kvsweep.ledger.state import Lane, OpenOperation, RequestState, State
 

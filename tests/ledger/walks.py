@@ -10,7 +10,7 @@ from tests.ledger.worlds import DEVICE_BLOCKS, K, N, World
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.errors import KvsweepError
-from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.events import Event
 from kvsweep.ledger.fold import apply_all
 from kvsweep.ledger.ids import HOLE, POOL, Operation, RequestKey, Rows, int32_bytes
 from kvsweep.ledger.layout import Layout

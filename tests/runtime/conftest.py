@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from tests.runtime.rig import CoreRig
 
-from kvsweep.ledger.event_base import Event
-from kvsweep.ledger.memory import MemoryLog
-from kvsweep.ledger.store import LogStore, open_log
+from kvsweep.ledger.events import Event
+from kvsweep.ledger.store.log import LogStore
+from kvsweep.ledger.store.memory import MemoryLog
+from kvsweep.ledger.store.open import open_log
 
 MakeRig = Callable[..., CoreRig]
 Stored = Callable[[Sequence[Event]], LogStore]

@@ -23,9 +23,9 @@ from kvsweep.ledger.messages import (
 )
 from kvsweep.ledger.state import RequestState, View
 from kvsweep.runtime.clock import Clock
+from kvsweep.runtime.core.steps import HandedOut
+from kvsweep.runtime.core.upload_plan import keep_slots
 from kvsweep.runtime.driver import Driver, World
-from kvsweep.runtime.steps import HandedOut
-from kvsweep.runtime.upload_plan import keep_slots
 from kvsweep.transports.host import HostDevice
 from kvsweep.transports.producer import HostProducer
 from kvsweep.transports.rank import RankWorker

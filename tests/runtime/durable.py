@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
-from tests.ledger.gate import Gate, Queued
+from tests.ledger.store.gate import Gate, Queued
 from tests.runtime.rig import PRODUCER, RANKS, Ids, free_sources, make_layout, make_settings, selection
 
 from kvsweep.ledger.errors import LogError
@@ -19,9 +19,9 @@ from kvsweep.ledger.messages import (
     Select,
     Turn,
 )
-from kvsweep.ledger.store import LogStore, QueueBounds
+from kvsweep.ledger.store.log import LogStore, QueueBounds
 from kvsweep.runtime.driver import Driver, World
-from kvsweep.scenarios.stack import Stack
+from kvsweep.scenarios.demo.stack import Stack
 
 LAYOUT = make_layout(2)
 WORLD = World(

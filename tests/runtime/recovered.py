@@ -7,13 +7,13 @@ from tests.runtime.rig import RANKS, frozen, make_settings
 from tests.runtime.storms import WORLD
 
 from kvsweep.ledger import laws
-from kvsweep.ledger.digest import Digest
-from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.events import Event
 from kvsweep.ledger.fold import apply_all
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.messages import Acknowledge, Acknowledged, Cancel, PublishKeepMap, Release
 from kvsweep.ledger.state import EMPTY, State
-from kvsweep.ledger.store import LogStore
+from kvsweep.ledger.store.digest import Digest
+from kvsweep.ledger.store.log import LogStore
 from kvsweep.runtime.driver import Driver, World
 
 NEWER = replace(WORLD, ranks=tuple((rank, 1000 + rank) for rank, _ in RANKS))

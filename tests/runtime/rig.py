@@ -7,7 +7,7 @@ import msgspec
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger import laws
-from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.events import Event
 from kvsweep.ledger.ids import POOL, Int32, Logical, Operation, RequestKey, Rows, Slot, int32_bytes, int32_view
 from kvsweep.ledger.layout import LayerLayout, Layout
 from kvsweep.ledger.messages import (
@@ -26,9 +26,9 @@ from kvsweep.ledger.messages import (
     Turn,
 )
 from kvsweep.ledger.state import RequestState, State, View
-from kvsweep.runtime.core import Core, Message
+from kvsweep.runtime.core.core import Core, Message
+from kvsweep.runtime.core.upload_plan import keep_slots
 from kvsweep.runtime.settings import Settings
-from kvsweep.runtime.upload_plan import keep_slots
 from kvsweep.transports.pools import CpuPool, DevicePools, Pools
 
 RANKS = ((0, 10), (1, 11))

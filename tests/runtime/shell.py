@@ -15,9 +15,9 @@ from kvsweep.ledger.ids import RequestKey, no_rows
 from kvsweep.ledger.messages import BlockSelection
 from kvsweep.runtime.clock import TurnClock
 from kvsweep.runtime.coordinator import Coordinator, RetainResult
-from kvsweep.runtime.rank_server import serve_rank
-from kvsweep.runtime.upload_plan import keep_slots
+from kvsweep.runtime.core.upload_plan import keep_slots
 from kvsweep.transports.links import Chaos, RankLink, in_process_link
+from kvsweep.transports.rank_server import serve_rank
 
 FIRST: Ids = {0: [0, 2, 5], 1: [1, 2, 7]}
 SECOND: Ids = {0: [0, 2, 6], 1: [1, 2, 3]}

@@ -12,9 +12,8 @@ from tests.runtime.rig import PRODUCER, RANKS, Ids, free_sources, make_layout, m
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.errors import Busy, Refused
-from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.events import Event
 from kvsweep.ledger.ids import Operation, int32_bytes, no_rows
-from kvsweep.ledger.memory import MemoryLog
 from kvsweep.ledger.messages import (
     Abort,
     Acknowledge,
@@ -37,10 +36,11 @@ from kvsweep.ledger.messages import (
     Select,
 )
 from kvsweep.ledger.state import RequestState
-from kvsweep.ledger.store import Level, Position
-from kvsweep.runtime.core import Message
+from kvsweep.ledger.store.log import Level, Position
+from kvsweep.ledger.store.memory import MemoryLog
+from kvsweep.runtime.core.core import Message
+from kvsweep.runtime.core.upload_plan import keep_slots
 from kvsweep.runtime.driver import Driver, World
-from kvsweep.runtime.upload_plan import keep_slots
 
 LAYOUT = make_layout(2, sliding=1)
 WORLD = World(

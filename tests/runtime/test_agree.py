@@ -11,7 +11,7 @@ from kvsweep.ledger import events as e
 from kvsweep.ledger.errors import HandshakeError
 from kvsweep.ledger.ids import POOL
 from kvsweep.ledger.layout import Layout
-from kvsweep.ledger.memory import MemoryLog
+from kvsweep.ledger.store.memory import MemoryLog
 from kvsweep.runtime.driver import Driver, World
 from kvsweep.transports.handshake import MUST_BE_EQUAL, Capabilities, capabilities
 

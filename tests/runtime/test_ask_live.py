@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 from tests.runtime.durable import FIRST, SECOND, finish_upload, opened, select, start
 
+from kvsweep.ledger.inspect.replay import Ledger
 from kvsweep.ledger.messages import Done
-from kvsweep.ledger.query import Block
-from kvsweep.ledger.replay import Ledger
-from kvsweep.ledger.store import QueueBounds, open_log
+from kvsweep.ledger.store.log import QueueBounds
+from kvsweep.ledger.store.open import open_log
+from kvsweep.ledger.store.query import Block
 from kvsweep.runtime.driver import Driver
 
 

@@ -12,7 +12,7 @@ from kvsweep.ledger.errors import Aborted, LayoutError, LogError, NotSettled
 from kvsweep.ledger.ids import RequestKey, no_rows
 from kvsweep.ledger.messages import Retain, Select
 from kvsweep.runtime.coordinator import RetainResult
-from kvsweep.runtime.upload_plan import keep_slots
+from kvsweep.runtime.core.upload_plan import keep_slots
 from kvsweep.transports.rank import RankWorker
 
 

@@ -10,11 +10,9 @@ from tests.runtime.rig import PRODUCER, RANKS, Ids, free_sources, frozen, make_l
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger import fold
-from kvsweep.ledger.digest import Digest
 from kvsweep.ledger.errors import BrokenLaw, LogError, Refused
-from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.events import Event
 from kvsweep.ledger.ids import POOL, RequestKey, int32_bytes, int32_view
-from kvsweep.ledger.memory import MemoryLog
 from kvsweep.ledger.messages import (
     Acknowledged,
     Done,
@@ -29,10 +27,12 @@ from kvsweep.ledger.messages import (
 )
 from kvsweep.ledger.ownership import NOTHING_OWNED
 from kvsweep.ledger.state import EMPTY, State
-from kvsweep.ledger.store import Level, Position
-from kvsweep.runtime.core import Core
+from kvsweep.ledger.store.digest import Digest
+from kvsweep.ledger.store.log import Level, Position
+from kvsweep.ledger.store.memory import MemoryLog
+from kvsweep.runtime.core.core import Core
+from kvsweep.runtime.core.upload_plan import keep_slots
 from kvsweep.runtime.driver import Driver, World
-from kvsweep.runtime.upload_plan import keep_slots
 
 LAYOUT = make_layout(2)
 WORLD = World(

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import anyio
 import anyio.lowlevel
 import pytest
-from tests.ledger.gate import Queued
+from tests.ledger.store.gate import Queued
 from tests.runtime.durable import (
     FIRST,
     SECOND,
@@ -24,9 +24,8 @@ from tests.runtime.durable import (
 from tests.runtime.rig import RANKS, frozen, make_settings
 
 from kvsweep.ledger.errors import Busy, LogError, SettingsError
-from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.events import Event
 from kvsweep.ledger.ids import int32_bytes
-from kvsweep.ledger.memory import MemoryLog
 from kvsweep.ledger.messages import (
     STARTS_WORK,
     Abort,
@@ -51,7 +50,8 @@ from kvsweep.ledger.messages import (
     StoreBlocks,
     Transfer,
 )
-from kvsweep.ledger.store import Level, Position, QueueBounds
+from kvsweep.ledger.store.log import Level, Position, QueueBounds
+from kvsweep.ledger.store.memory import MemoryLog
 from kvsweep.runtime.clock import TurnClock
 from kvsweep.runtime.driver import Driver
 from kvsweep.runtime.outbox import Outbox

@@ -7,14 +7,13 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from tests.ledger.gate import Queued
+from tests.ledger.store.gate import Queued
 from tests.runtime.durable import FIRST, SECOND, Shell, finish_upload, opened, select, start
 from tests.runtime.rig import PRODUCER, RANKS, Ids, frozen
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.errors import LogError, NotSettled
-from kvsweep.ledger.event_base import Event
-from kvsweep.ledger.memory import MemoryLog
+from kvsweep.ledger.events import Event
 from kvsweep.ledger.messages import (
     Acknowledged,
     Done,
@@ -23,7 +22,8 @@ from kvsweep.ledger.messages import (
     Preempt,
     ProcessStarted,
 )
-from kvsweep.ledger.store import Level, LogStore, Position, QueueBounds
+from kvsweep.ledger.store.log import Level, LogStore, Position, QueueBounds
+from kvsweep.ledger.store.memory import MemoryLog
 
 
 class Failing(MemoryLog):

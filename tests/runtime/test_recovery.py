@@ -13,9 +13,9 @@ from tests.runtime.storms import LAYOUT, WHOLE, WORLD, Batches
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.errors import LogCorrupt, LogError
-from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.events import Event
 from kvsweep.ledger.ids import POOL, Operation, RequestKey, int32_bytes, int32_view, no_rows
-from kvsweep.ledger.memory import MemoryLog
+from kvsweep.ledger.inspect.replay import Ledger
 from kvsweep.ledger.messages import (
     Acknowledged,
     Done,
@@ -31,7 +31,7 @@ from kvsweep.ledger.messages import (
     SealTail,
     Select,
 )
-from kvsweep.ledger.replay import Ledger
+from kvsweep.ledger.store.memory import MemoryLog
 from kvsweep.runtime.coordinator import Coordinator
 from kvsweep.runtime.driver import Driver, World
 from kvsweep.transports.producer import HostProducer

@@ -8,7 +8,7 @@ from tests.runtime.rig import RANKS, frozen
 from tests.runtime.storms import WORLD, Storm
 
 from kvsweep.ledger import events as e
-from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.events import Event
 from kvsweep.ledger.fold import apply_all
 from kvsweep.ledger.messages import (
     Done,

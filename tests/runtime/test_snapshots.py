@@ -9,10 +9,10 @@ from tests.runtime.recovered import NEWER, expect_drained
 from tests.runtime.rig import Ids, free_sources, frozen, make_settings, selection
 from tests.runtime.storms import LAYOUT, WHOLE, WORLD
 
-from kvsweep.ledger.digest import Digest
 from kvsweep.ledger.errors import LogCorrupt
 from kvsweep.ledger.fold import apply
 from kvsweep.ledger.ids import RequestKey, int32_bytes
+from kvsweep.ledger.inspect.replay import Ledger
 from kvsweep.ledger.messages import (
     Acknowledge,
     Acknowledged,
@@ -23,10 +23,10 @@ from kvsweep.ledger.messages import (
     Release,
     Select,
 )
-from kvsweep.ledger.replay import Ledger
 from kvsweep.ledger.state import EMPTY
-from kvsweep.ledger.store import open_log
-from kvsweep.ledger.store_chain import files_of
+from kvsweep.ledger.store.digest import Digest
+from kvsweep.ledger.store.files import files_of
+from kvsweep.ledger.store.open import open_log
 from kvsweep.runtime.driver import Driver
 from kvsweep.runtime.recovery import fold_log
 from kvsweep.runtime.settings import Settings

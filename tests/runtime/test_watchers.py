@@ -4,10 +4,10 @@ import pytest
 from tests.runtime.durable import FIRST, finish_upload, opened, select, start
 
 from kvsweep.ledger import events as e
-from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.events import Event
 from kvsweep.ledger.ids import int32_view
-from kvsweep.ledger.memory import MemoryLog
-from kvsweep.ledger.replay import Ledger
+from kvsweep.ledger.inspect.replay import Ledger
+from kvsweep.ledger.store.memory import MemoryLog
 
 
 def test_g3_what_a_watcher_raises_frees_no_block_of_the_turn_that_it_was_told_of() -> None:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kvsweep.scenarios.engine.bundle import Bundle, load_smollm2
-from kvsweep.scenarios.engine.weights import MissingModel
+from kvsweep.scenarios.demo.bundle import Bundle, load_smollm2
+from kvsweep.scenarios.demo.weights import MissingModel
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ def test_j1_sources_are_hashed_file_by_file() -> None:
         if path.suffix in (".py", ".cu") and "__pycache__" not in path.parts
     )
     assert sorted(found) == wanted
-    for name in ("ledger/fold.py", "scenarios/engine/loop.py", "kernels/cuda/copy.cu"):
+    for name in ("ledger/fold.py", "scenarios/demo/loop.py", "kernels/cuda/copy.cu"):
         assert found[name] == hashlib.sha256((ROOT / name).read_bytes()).hexdigest()
 
 

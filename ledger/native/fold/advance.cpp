@@ -1,4 +1,4 @@
-// What follows from the state by itself, for requests that run. See kvsweep.runtime.advance, step for step.
+// What follows from the state by itself, for requests that run. See kvsweep.runtime.core.follow, step for step.
 #include <algorithm>
 
 #include "core.hpp"

@@ -1,4 +1,4 @@
-// Small steps that the reducers share. What each means stands in kvsweep.ledger.change.
+// Small steps that the reducers share. What each means stands in kvsweep.ledger.reducers.shared.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Ordinary words of kvsweep.runtime.core, decided on a state that is changed in place. Python's core is the reference
+// Ordinary words of kvsweep.runtime.core.core, decided on a state that is changed in place. Python's core is the reference
 // and decides all others: a word that is not found ordinary has changed nothing.
 #pragma once
 
@@ -95,7 +95,7 @@ class Turn {
 
 class Core {
   public:
-    // `machine` is Python's object around the Machine; `steps` are kvsweep.runtime.steps.OpenSteps.
+    // `machine` is Python's object around the Machine; `steps` are kvsweep.runtime.core.steps.OpenSteps.
     Core(nb::object machine, nb::handle types, nb::object steps, nb::handle options);
 
     // ---- words: the Turn, staged; None where Python has to decide

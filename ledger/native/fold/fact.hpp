@@ -56,7 +56,7 @@ struct Fact {
     std::vector<Ids>* found = nullptr;  // who decides asks what becomes free: put here, and `freed` is not looked at
 };
 
-// Reads one body. False where it is not, byte for byte, what kvsweep.ledger.codec would take: then that says why.
+// Reads one body. False where it is not, byte for byte, what kvsweep.ledger.store.codec would take: then that says why.
 bool read_fact(std::string_view body, Fact& fact);
 
 // The same for the first of several bodies: its bytes, 0 where it is not.

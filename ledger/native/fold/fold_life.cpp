@@ -1,4 +1,4 @@
-// Reducers of a request's life. See kvsweep.ledger.reduce_life.
+// Reducers of a request's life. See kvsweep.ledger.reducers.life.
 #include <algorithm>
 
 #include "change.hpp"

@@ -1,4 +1,4 @@
-// Reducers of shared prefix blocks: references, never written, free with the last one. See kvsweep.ledger.reduce_prefix.
+// Reducers of shared prefix blocks: references, never written, free with the last one. See kvsweep.ledger.reducers.prefix.
 #include <algorithm>
 
 #include "change.hpp"

@@ -1,5 +1,5 @@
 // Reducers of the retain lane: remap, move and pack differ only in how the new table is built.
-// See kvsweep.ledger.reduce_retain.
+// See kvsweep.ledger.reducers.retain.
 #include <algorithm>
 #include <string>
 

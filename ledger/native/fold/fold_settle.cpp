@@ -1,4 +1,4 @@
-// Reducers of aborts and of what settles after them. See kvsweep.ledger.reduce_settle.
+// Reducers of aborts and of what settles after them. See kvsweep.ledger.reducers.settle.
 #include <algorithm>
 
 #include "change.hpp"

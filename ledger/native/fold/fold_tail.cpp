@@ -1,4 +1,4 @@
-// Reducers of device-written tail blocks, their store to the CPU, and fences. See kvsweep.ledger.reduce_tail.
+// Reducers of device-written tail blocks, their store to the CPU, and fences. See kvsweep.ledger.reducers.tail.
 #include <algorithm>
 
 #include "change.hpp"

@@ -1,4 +1,4 @@
-// Reducers of the upload lane. See kvsweep.ledger.reduce_upload.
+// Reducers of the upload lane. See kvsweep.ledger.reducers.upload.
 #include "change.hpp"
 #include "fold.hpp"
 #include "rows.hpp"

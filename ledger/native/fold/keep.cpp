@@ -1,4 +1,4 @@
-// Retain, where the new view is made by remapping: no bytes move. See kvsweep.runtime.decide_retain.
+// Retain, where the new view is made by remapping: no bytes move. See kvsweep.runtime.core.retain.
 #include "change.hpp"
 #include "decide.hpp"
 #include "named.hpp"

@@ -1,5 +1,5 @@
 // Where bytes go: vacant areas of the request's own blocks first, then newly reserved blocks. See
-// kvsweep.runtime.destinations, which is the reference; here every layer has its own table.
+// kvsweep.runtime.core.placement, which is the reference; here every layer has its own table.
 #pragma once
 
 #include <cstdint>

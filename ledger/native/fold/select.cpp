@@ -1,5 +1,5 @@
 // Select, where every layer has its own table: what the view lacks is uploaded, or a keep map is published. See
-// kvsweep.runtime.decide_upload.
+// kvsweep.runtime.core.upload.
 #include "change.hpp"
 #include "decide.hpp"
 #include "named.hpp"

@@ -1,5 +1,5 @@
 // What a selection of whole blocks has to be, and what it comes to on a request. Questions: they change nothing. See
-// kvsweep.runtime.upload_plan, which is the reference and says why a selection is refused.
+// kvsweep.runtime.core.upload_plan, which is the reference and says why a selection is refused.
 #pragma once
 
 #include <cstdint>

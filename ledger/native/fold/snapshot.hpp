@@ -1,4 +1,4 @@
-// A state as the bytes that kvsweep.ledger.store_snapshot gives it, before they are compressed.
+// A state as the bytes that kvsweep.ledger.store.snapshot gives it, before they are compressed.
 #pragma once
 
 #include <string>

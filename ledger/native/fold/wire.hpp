@@ -1,4 +1,4 @@
-// Reads msgpack from its front, as strictly as kvsweep.ledger.codec: what is returned false for is not there.
+// Reads msgpack from its front, as strictly as kvsweep.ledger.store.codec: what is returned false for is not there.
 #pragma once
 
 #include <cmath>

@@ -9,13 +9,13 @@ from tests.ledger.worlds import TWO_LAYERS, WITH_SLIDING
 
 from kvsweep.ledger import compiled
 from kvsweep.ledger import events as e
-from kvsweep.ledger.codec import encode
-from kvsweep.ledger.digest import parts_digest
 from kvsweep.ledger.errors import KvsweepError, LogError
-from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.events import Event
 from kvsweep.ledger.fold import apply
 from kvsweep.ledger.state import EMPTY, State
-from kvsweep.ledger.store_snapshot import state_bytes, state_of
+from kvsweep.ledger.store.codec import encode
+from kvsweep.ledger.store.digest import parts_digest
+from kvsweep.ledger.store.snapshot import state_bytes, state_of
 
 fold: Any = compiled.fold
 

@@ -6,7 +6,7 @@ from typing import Any
 from tests.ledger.worlds import DEVICE_BLOCKS, WITH_SLIDING, A, B, K, World, rows
 
 from kvsweep.ledger import events as e
-from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.events import Event
 from kvsweep.ledger.ids import Operation, RequestKey, int32_bytes
 from kvsweep.ledger.ownership import Holder
 from kvsweep.ledger.state import State

@@ -8,20 +8,20 @@ from tests.histories.test_histories import HISTORIES, events_of
 from tests.ledger.native.both import LEFT_TO_THE_REFERENCE, Both, expect_taken, fold_both, walk_both
 from tests.ledger.native.recorded import recorded
 from tests.ledger.small_run import Writer
-from tests.ledger.test_golden import SCHEMAS, golden
+from tests.ledger.store.test_golden import SCHEMAS, golden
 from tests.ledger.worlds import A, World
 from tests.runtime.storms import Storm
-from tests.scenarios.test_chaos import storm
+from tests.scenarios.demo.test_chaos import storm
 
 from kvsweep.ledger import compiled, phases
 from kvsweep.ledger import events as e
-from kvsweep.ledger.codec import EVENT_TYPES
 from kvsweep.ledger.errors import KvsweepError
 from kvsweep.ledger.fold import REDUCE, REDUCE_POOL
 from kvsweep.ledger.ids import POOL, RequestKey
-from kvsweep.ledger.replay import Ledger
+from kvsweep.ledger.inspect.replay import Ledger
 from kvsweep.ledger.state import CLOSED_KEPT
-from kvsweep.ledger.store import open_log
+from kvsweep.ledger.store.codec import EVENT_TYPES
+from kvsweep.ledger.store.open import open_log
 
 pytestmark = pytest.mark.skipif(compiled.fold is None, reason="the compiled form is not built here")
 

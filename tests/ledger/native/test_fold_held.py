@@ -11,11 +11,11 @@ from tests.ledger.worlds import DEVICE_BLOCKS, B, K, World
 
 from kvsweep.ledger import compiled
 from kvsweep.ledger import events as e
-from kvsweep.ledger.codec import encode
 from kvsweep.ledger.fold import apply
 from kvsweep.ledger.ids import int32_bytes
 from kvsweep.ledger.state import EMPTY, Prefix
-from kvsweep.ledger.store_snapshot import state_bytes, state_of
+from kvsweep.ledger.store.codec import encode
+from kvsweep.ledger.store.snapshot import state_bytes, state_of
 
 pytestmark = pytest.mark.skipif(compiled.fold is None, reason="the compiled form is not built here")
 

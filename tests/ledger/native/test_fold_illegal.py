@@ -29,12 +29,12 @@ from tests.runtime.storms import Storm
 
 from kvsweep.ledger import compiled
 from kvsweep.ledger import events as e
-from kvsweep.ledger.codec import encode
 from kvsweep.ledger.errors import LogError
-from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.events import Event
 from kvsweep.ledger.fold import apply
 from kvsweep.ledger.ids import POOL, int32_bytes, int32_view
 from kvsweep.ledger.state import State
+from kvsweep.ledger.store.codec import encode
 
 pytestmark = pytest.mark.skipif(compiled.fold is None, reason="the compiled form is not built here")
 

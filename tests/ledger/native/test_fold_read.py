@@ -7,19 +7,19 @@ import msgspec
 import numpy as np
 import pytest
 from tests.ledger.native.both import LEFT_TO_THE_REFERENCE
-from tests.ledger.test_codec import STRANGE, changed, leaves
+from tests.ledger.store.test_codec import STRANGE, changed, leaves
 from tests.ledger.walks import Walk
 from tests.ledger.worlds import TWO_LAYERS, WITH_SLIDING
 
 from kvsweep.ledger import compiled
 from kvsweep.ledger import events as e
-from kvsweep.ledger.codec import EVENT_TYPES, decode_group, encode
-from kvsweep.ledger.digest import parts_digest
-from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.events import Event
 from kvsweep.ledger.fold import apply
 from kvsweep.ledger.ids import Operation, RequestKey
 from kvsweep.ledger.state import EMPTY, State
-from kvsweep.ledger.store_snapshot import Rereader, state_bytes, state_of
+from kvsweep.ledger.store.codec import EVENT_TYPES, decode_group, encode
+from kvsweep.ledger.store.digest import parts_digest
+from kvsweep.ledger.store.snapshot import Rereader, state_bytes, state_of
 
 SEED = 20260916
 KEY = RequestKey("r", 1)

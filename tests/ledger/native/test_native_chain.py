@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from kvsweep.ledger import _store, store_native
+from kvsweep.ledger import _store
 from kvsweep.ledger import events as e
-from kvsweep.ledger.codec import EVENT_TYPES, Bodies, encode, list_length
-from kvsweep.ledger.digest import Digest
 from kvsweep.ledger.errors import LogError
-from kvsweep.ledger.event_base import Event, Implementation, Measured
-from kvsweep.ledger.hashing import in_pieces
+from kvsweep.ledger.events import Event, Implementation, Measured
 from kvsweep.ledger.ids import Operation, RequestKey, Rows
-from kvsweep.ledger.store_native import Native
+from kvsweep.ledger.store import encoding
+from kvsweep.ledger.store.codec import EVENT_TYPES, Bodies, encode, list_length
+from kvsweep.ledger.store.digest import Digest
+from kvsweep.ledger.store.encoding import Native
+from kvsweep.ledger.store.hashing import in_pieces
 
 SEED = 20260916
 KEY = RequestKey("r", 1)
@@ -221,7 +222,7 @@ def test_what_is_no_event_is_said(make_event: Any) -> None:
 
 
 def test_what_stands_aside_is_told_by_its_type() -> None:
-    shapes = {name: shape for fact in store_native.facts() for name, shape in fact[2]}  # type: ignore[misc, union-attr]
+    shapes = {name: shape for fact in encoding.facts() for name, shape in fact[2]}  # type: ignore[misc, union-attr]
     assert shapes["measured"][4] == msgspec.msgpack.encode(Measured())
     assert shapes["implementation"][4] == msgspec.msgpack.encode(Implementation())
     assert [name for name, shape in shapes.items() if len(shape) > 4] == ["measured", "implementation"]

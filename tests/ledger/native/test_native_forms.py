@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.runtime.test_well_formed import ODD, SELECTION, WELL_FORMED
+from tests.runtime.core.test_well_formed import ODD, SELECTION, WELL_FORMED
 
 from kvsweep.ledger import _store
 from kvsweep.ledger.errors import Malformed
-from kvsweep.ledger.forms import checker
 from kvsweep.ledger.ids import RequestKey, Rows, no_rows
 from kvsweep.ledger.messages import OpenTail, Preempt, ProcessStarted, PublishPrefix, Select
-from kvsweep.runtime.well_formed import MESSAGES, _check_struct, check_message
+from kvsweep.ledger.typecheck import checker
+from kvsweep.runtime.core.well_formed import MESSAGES, _check_struct, check_message
 
 KEY = RequestKey("a", 1)
 FINE: Any = checker(MESSAGES)

@@ -23,7 +23,7 @@ from kvsweep.ledger.ragged import (
     joined_rows,
     slots_of,
 )
-from kvsweep.runtime.destinations import VacantAreas
+from kvsweep.runtime.core.placement import VacantAreas
 
 sets: Any = compiled.sets
 pytestmark = pytest.mark.skipif(sets is None, reason="the compiled form is not built here")

@@ -18,14 +18,15 @@ from msgspec.structs import replace
 from tests.ledger.conftest import arbitrary
 from tests.ledger.small_run import LAYOUT
 
-from kvsweep.ledger import _store, store_native, store_part
+from kvsweep.ledger import _store
 from kvsweep.ledger import events as e
-from kvsweep.ledger.codec import EVENT_TYPES, encode_batch
 from kvsweep.ledger.errors import LogError
-from kvsweep.ledger.event_base import Event, Measured
+from kvsweep.ledger.events import Event, Measured
 from kvsweep.ledger.ids import Operation, RequestKey, Rows
-from kvsweep.ledger.store_native import Native
-from kvsweep.ledger.store_part import ROW, Part
+from kvsweep.ledger.store import encoding, group
+from kvsweep.ledger.store.codec import EVENT_TYPES, encode_batch
+from kvsweep.ledger.store.encoding import Native
+from kvsweep.ledger.store.group import ROW, Part
 
 SEED = 20260916
 KEY = RequestKey("r", 1)
@@ -39,7 +40,7 @@ def refuse(events: Sequence[Event]) -> Part:
 
 
 STRICT = _store.encoder(
-    _store.schema(store_native.facts(), list(store_part.TAG_NAMES.items()), RequestKey, Operation, Part, refuse)
+    _store.schema(encoding.facts(), list(group.TAG_NAMES.items()), RequestKey, Operation, Part, refuse)
 )
 """The compiled code alone: what it does not take is not taken."""
 
@@ -54,7 +55,7 @@ def outcome(encode: Any, events: Any) -> object:
 
 def same(events: Any) -> object:
     found = outcome(NATIVE.encode_part, events)
-    assert found == outcome(store_part.encode_part, events)
+    assert found == outcome(group.encode_part, events)
     return found
 
 
@@ -209,7 +210,7 @@ def test_a_batch_is_dense_only_if_it_is_one_life_in_order() -> None:
 def parts_of(rng: np.random.Generator, make_event: Any, sizes: Sequence[int]) -> list[Part]:
     kinds, keys = list(EVENT_TYPES.values()), [RequestKey(name, epoch) for name in ("a", "b") for epoch in (1, 2)]
     return [
-        store_part.encode_part(
+        group.encode_part(
             [
                 make_event(kinds[int(rng.integers(len(kinds)))], rng, request=keys[int(rng.integers(4))])
                 for _ in range(size)
@@ -224,15 +225,15 @@ def parts_of(rng: np.random.Generator, make_event: Any, sizes: Sequence[int]) ->
 def test_a_group_is_packed_as_the_reference_does(fold: bool, sizes: list[int], make_event: Any) -> None:
     rng = np.random.default_rng([SEED, *sizes])
     if sizes == [70_000]:
-        parts = [store_part.encode_part([e.RequestResumed(request=KEY, seq=seq) for seq in range(70_000)])]
+        parts = [group.encode_part([e.RequestResumed(request=KEY, seq=seq) for seq in range(70_000)])]
     else:
         parts = parts_of(rng, make_event, sizes)
     numbers = [[int(rng.choice([1, 2, 2**40, 2**63 - 1])) for _ in part.names] for part in parts]
     for first in (1, 2**50):
-        assert Native(fold=fold).pack_parts(parts, numbers, first) == store_part.pack_parts(parts, numbers, first)
+        assert Native(fold=fold).pack_parts(parts, numbers, first) == group.pack_parts(parts, numbers, first)
 
 
-ONE = store_part.encode_part([e.RequestResumed(request=KEY, seq=0)])
+ONE = group.encode_part([e.RequestResumed(request=KEY, seq=0)])
 
 
 @pytest.mark.parametrize(
@@ -315,21 +316,22 @@ def test_folding_is_refused_where_the_processor_cannot(monkeypatch: pytest.Monke
 
 
 def test_the_compiled_code_runs_where_it_was_built() -> None:
-    assert store_native.encode_part.__name__ == "encode_part"
-    assert type(store_native.encode_part).__name__ == "builtin_function_or_method"
+    assert encoding.encode_part.__name__ == "encode_part"
+    assert type(encoding.encode_part).__name__ == "builtin_function_or_method"
 
 
 WITHOUT = """
 import sys
 sys.modules["kvsweep.ledger._store"] = None
-from kvsweep.ledger import store_native, store_part
+from kvsweep.ledger.store import encoding, group
 from kvsweep.ledger.events import RequestResumed
 from kvsweep.ledger.ids import RequestKey
-from kvsweep.ledger.store import QueueBounds, open_log
-assert store_native.encode_part is store_part.encode_part and store_native.pack_parts is store_part.pack_parts
+from kvsweep.ledger.store.log import QueueBounds
+from kvsweep.ledger.store.open import open_log
+assert encoding.encode_part is group.encode_part and encoding.pack_parts is group.pack_parts
 log = open_log(sys.argv[1], queue=QueueBounds())
 log.append([RequestResumed(request=RequestKey("r", 1), seq=seq) for seq in range(9)])
-print(len(list(log.read())), store_native.why_not_native())
+print(len(list(log.read())), encoding.why_not_native())
 log.close()
 """
 
@@ -357,9 +359,9 @@ def test_a_look_at_a_file_is_that_of_the_reference(tmp_path: Path) -> None:
     name.write_bytes(b"")
     for path in (whole, name, tmp_path, tmp_path / "none"):
         encoded = os.fsencode(path)
-        assert _store.look(encoded) == store_native._look(encoded)
+        assert _store.look(encoded) == encoding._look(encoded)
     assert _store.look(os.fsencode(whole)) == (whole.stat().st_ino, whole.stat().st_dev, 5)
     assert _store.look(os.fsencode(tmp_path / "none")) is None
-    for look in (_store.look, store_native._look):
+    for look in (_store.look, encoding._look):
         with pytest.raises(NotADirectoryError, match="below"):
             look(os.fsencode(whole / "below"))

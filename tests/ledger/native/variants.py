@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kvsweep.ledger.event_base import Event, Implementation, Measured
+from kvsweep.ledger.events import Event, Implementation, Measured
 from kvsweep.ledger.ids import Int32, RequestKey, Rows, int32_view
 from kvsweep.ledger.layout import Layout
 

@@ -9,7 +9,7 @@ from tests.runtime.vllm.engine import BLOCK, Engine
 from kvsweep import Ledger
 from kvsweep.ledger import events as e
 from kvsweep.ledger.errors import LogError
-from kvsweep.ledger.event_base import Event
+from kvsweep.ledger.events import Event
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.transports.vllm.messages import Ack
 

@@ -10,8 +10,8 @@ from tests.transports.conftest import SEED, World, packed_layout, small_layout
 from kvsweep.kernels.cuda.simulated import SimulatedDriver
 from kvsweep.ledger.layout import Layout
 from kvsweep.transports.blocks import BlockMemory
-from kvsweep.transports.cuda import CudaDevice
-from kvsweep.transports.cuda_options import CudaOptions
+from kvsweep.transports.cuda.device import CudaDevice
+from kvsweep.transports.cuda.options import CudaOptions
 
 if shutil.which("c++") is None and shutil.which("g++") is None:
     collect_ignore_glob = ["test_*.py"]

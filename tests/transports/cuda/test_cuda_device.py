@@ -11,9 +11,9 @@ from tests.transports.cuda.conftest import SteppedDevice
 from kvsweep.kernels.cuda.simulated import Failure, SimulatedDriver
 from kvsweep.ledger.errors import LayoutError
 from kvsweep.transports.blocks import BlockMemory
-from kvsweep.transports.cuda import CudaDevice
-from kvsweep.transports.cuda_options import CudaOptions
-from kvsweep.transports.cuda_staging import EventRing
+from kvsweep.transports.cuda.device import CudaDevice
+from kvsweep.transports.cuda.options import CudaOptions
+from kvsweep.transports.cuda.staging import EventRing
 from kvsweep.transports.device import DeviceLost
 
 MakeWorld = Callable[..., World]

@@ -15,9 +15,9 @@ from kvsweep.kernels.cuda.errors import CudaError, OutOfDeviceMemory
 from kvsweep.kernels.cuda.simulated import SimulatedDriver
 from kvsweep.ledger.errors import LayoutError
 from kvsweep.transports.blocks import BlockMemory
-from kvsweep.transports.cuda import CudaDevice
-from kvsweep.transports.cuda_memory import CudaMemory
-from kvsweep.transports.cuda_options import CudaOptions
+from kvsweep.transports.cuda.device import CudaDevice
+from kvsweep.transports.cuda.memory import CudaMemory
+from kvsweep.transports.cuda.options import CudaOptions
 from kvsweep.transports.device import DeviceLost
 
 MakeWorld = Callable[..., World]

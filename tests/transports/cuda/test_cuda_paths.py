@@ -12,9 +12,9 @@ from kvsweep.kernels.cuda.rows import Pool, Staged, gather_rows, transfer_rows
 from kvsweep.kernels.cuda.simulated import SimulatedDriver
 from kvsweep.ledger.errors import LayoutError
 from kvsweep.transports.blocks import BlockMemory
-from kvsweep.transports.cuda import CudaDevice
-from kvsweep.transports.cuda_options import CudaOptions
-from kvsweep.transports.cuda_paths import Measured, PathChoice, calibrate, merge_runs
+from kvsweep.transports.cuda.device import CudaDevice
+from kvsweep.transports.cuda.options import CudaOptions
+from kvsweep.transports.cuda.paths import Measured, PathChoice, calibrate, merge_runs
 
 HOST, DEVICE = 1 << 20, 1 << 30
 

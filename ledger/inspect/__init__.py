@@ -1,0 +1,1 @@
+"""Looking back at a ledger: replay, explanations, differences, numbers. It reads and never writes."""

@@ -1,0 +1,1 @@
+"""What each fact changes. A reducer checks everything before its first change."""

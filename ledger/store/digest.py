@@ -1,0 +1,159 @@
+"""One name for a history and the state it gives: live and replayed runs must agree on it.
+
+Two runs with one seed on one machine give one digest. So every field that a clock measured is replaced by its default
+before it is hashed. `RunConfigured.evidence` stays in: it names what ran, and must therefore hold no time of day, no
+duration and no place that differs between two equal runs (an output file, a process id).
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, get_type_hints
+
+import msgspec
+
+from kvsweep.ledger.errors import LogError
+from kvsweep.ledger.events import Event
+from kvsweep.ledger.holding import Holders
+from kvsweep.ledger.ids import RequestKey
+from kvsweep.ledger.ownership import NO_HOLDERS
+from kvsweep.ledger.state import RequestState, State
+from kvsweep.ledger.store import encoding
+from kvsweep.ledger.store.codec import EVENT_TYPES, RULES, decode_group, list_length
+from kvsweep.ledger.store.hashing import sha256
+from kvsweep.ledger.store.unmeasured import APPENDED_DEFAULTS, ASIDE
+
+_LEFT_OUT: Final[Mapping[type[Event], dict[str, Any]]] = {
+    kind: {name: annotation() for name, annotation in get_type_hints(kind).items() if annotation in ASIDE}
+    for kind in EVENT_TYPES.values()
+}
+GATHERED: Final = 16
+"""Events that may wait to be hashed: a round or so, which is still in the cache and fits the buffer for encoding."""
+
+_ENCODER: Final = msgspec.msgpack.Encoder(order="deterministic")
+
+
+def unmeasured(event: Event) -> Event:
+    """The event as the digest sees it: every field of type Measured or Implementation has its default."""
+    changes = _LEFT_OUT[type(event)]
+    return msgspec.structs.replace(event, **changes) if changes else event
+
+
+def _as_written(event: Event) -> Event | list[Any]:
+    """Without the appended fields that have their defaults; the tag and the other fields are the same bytes."""
+    appended = APPENDED_DEFAULTS.get(type(event))
+    if appended is None or any(getattr(event, name) != default for name, default in appended):
+        return event
+    whole: list[Any] = msgspec.to_builtins(event, builtin_types=(bytes,))
+    return whole[: -len(appended)]
+
+
+def state_digest(state: State) -> str:
+    """SHA-256 (hex) of the canonical form of a state: by rules 1."""
+    return hashlib.sha256(b"kvsweep state 1\0" + _ENCODER.encode(state.canonical())).hexdigest()
+
+
+def parts_digest(state: State) -> str:
+    """SHA-256 (hex) over the digests of a state's parts. A part that is as it was at the last call is not hashed again.
+
+    By rules 2 and later.
+    """
+    relation = state.ownership
+    parts = [b"kvsweep state 2\0", _ENCODER.encode([state.pool, relation.shared, relation.shared_sources])]
+    parts += [_of_request(request) for _, request in sorted(state.requests.items())]
+    for key in sorted(relation.held.keys() | relation.own.keys()):
+        parts.append(_of_holders(key, relation.held.get(key, NO_HOLDERS), relation.own.get(key, ())))
+    return sha256(b"".join(parts)).hex()
+
+
+def _of_request(request: RequestState) -> bytes:
+    known: bytes | None = request.__dict__.get("_digest")
+    if known is None:
+        known = request.__dict__["_digest"] = sha256(_ENCODER.encode(request))
+    return known
+
+
+def _of_holders(key: RequestKey, holders: Holders, own: tuple[bytes, ...]) -> bytes:
+    def fresh() -> bytes:
+        return sha256(_ENCODER.encode([key, sorted(holders.items()), own]))
+
+    return holders.digest(fresh, own) if holders else fresh()
+
+
+class Digest:
+    """Running digest: `update` with every event of a log in order, `value` at any point.
+
+    rules  of the ledger: by rules 1 the chain is one hash over all events, which nothing can take up again
+    chain  where to go on, as `chain` gave it; by rules 2 and later
+    """
+
+    def __init__(self, rules: int = RULES, chain: bytes = b"") -> None:
+        self._rules = rules
+        self._gathered: list[Event] = []
+        self._whole = hashlib.sha256(b"kvsweep events 1\0")
+        self._chain = chain or hashlib.sha256(b"kvsweep events 2\0").digest()
+
+    @property
+    def chain(self) -> bytes:
+        """What another running digest goes on from; empty where none can."""
+        self._catch_up()
+        return b"" if self._rules == 1 else self._chain
+
+    def update(self, event: Event) -> None:
+        """Add one event. Each is preceded by its length, so that no two sequences share their bytes."""
+        self._catch_up()
+        self._add(event)
+
+    def _add(self, event: Event) -> None:
+        body = _ENCODER.encode(_as_written(unmeasured(event)))
+        size = len(body).to_bytes(8, "little")
+        if self._rules == 1:
+            self._whole.update(size)
+            self._whole.update(body)
+        else:
+            self._chain = sha256(self._chain + size + body)
+
+    def update_all(self, events: Sequence[Event]) -> None:
+        """Add some events, in order. They are hashed together: once there are many, or the digest is asked."""
+        self._gathered += events
+        if len(self._gathered) >= GATHERED:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        if not self._gathered:
+            return
+        events, self._gathered = self._gathered, []
+        if not self._compiled(encoding.chain_of_events, events):
+            for event in events:
+                self._add(event)
+
+    def update_bodies(self, bodies: bytes, start: int = 0, stop: int | None = None) -> None:
+        """Add events as they are stored: those from `start` up to `stop` in one msgpack array of bodies.
+
+        Whether they are facts is not looked at closely. Raises LogError for what is no array of events.
+        """
+        self._catch_up()
+        stop = list_length(bodies) if stop is None else stop
+        if not self._compiled(encoding.chain_of_bodies, bodies, start, stop):
+            events = decode_group(bodies)
+            if events is None:
+                raise LogError(f"bodies: expected one array of events, got {len(bodies)} bytes")
+            for event in events[start:stop]:
+                self._add(event)
+
+    def _compiled(self, chain_of: Callable[..., bytes] | None, *what: object) -> bool:
+        """Whether compiled code has added them; else nothing was added."""
+        if chain_of is None or self._rules == 1:
+            return False
+        try:
+            self._chain = chain_of(self._chain, *what)
+        except ValueError:
+            return False
+        return True
+
+    def value(self, state: State) -> str:
+        """SHA-256 (hex) over the events so far and the state they gave."""
+        self._catch_up()
+        one = self._rules == 1
+        history = self._whole.hexdigest() if one else self._chain.hex()
+        now = state_digest(state) if one else parts_digest(state)
+        return hashlib.sha256(f"kvsweep {1 if one else 2}\0{history}\0{now}".encode()).hexdigest()

@@ -1,0 +1,132 @@
+"""Reports: what a rank or the producer says becomes a fact only after the decision table has judged it."""
+
+from typing import Literal
+
+from kvsweep.ledger import events as e
+from kvsweep.ledger.acks import Ack, Verdict, judge
+from kvsweep.ledger.events import Measured
+from kvsweep.ledger.ids import POOL, RequestKey
+from kvsweep.ledger.messages import Acknowledged, Done
+from kvsweep.ledger.state import RequestState, State
+from kvsweep.runtime.core.batch import Batch
+from kvsweep.runtime.core.follow import abort
+
+ReportOutcome = Literal["accepted", "repeated", "ignored", "refused"]
+
+
+def stream_of(state: State, key: RequestKey) -> RequestKey:
+    """Stream in which a report about this request is recorded: its latest life, or the pool's."""
+    known = state.requests.get(key.request_id)
+    return known.key if known is not None else POOL
+
+
+def done(batch: Batch, report: Done) -> tuple[ReportOutcome, Verdict]:
+    """Judge a rank's terminal word and record it."""
+    ack = Ack(operation=report.operation, rank=report.rank, process_epoch=report.process_epoch, outcome=report.outcome)
+    verdict = judge(batch.state, ack)
+    if verdict.kind in ("duplicate", "stale", "future", "conflict"):
+        return _record(batch, ack, verdict), verdict
+    key = report.operation.request
+    if verdict.kind == "applied":
+        _apply(batch, report)
+        return "accepted", verdict
+    if verdict.kind == "aborts":
+        request = batch.request(key)
+        lanes = {"upload": request.upload, "retain": request.retain, "store": request.store}
+        name = next(name for name, lane in lanes.items() if lane.open and lane.open.operation == report.operation)
+        abort(batch, key, name, f"rank {report.rank} {report.outcome}")
+    batch.emit(
+        e.TransferSettled,
+        key,
+        operation=report.operation,
+        rank=report.rank,
+        process_epoch=report.process_epoch,
+        outcome=report.outcome,
+    )
+    return "accepted", verdict
+
+
+def _apply(batch: Batch, report: Done) -> None:
+    request = batch.request(report.operation.request)
+    same = {
+        "operation": report.operation,
+        "rank": report.rank,
+        "process_epoch": report.process_epoch,
+        "measured": Measured(wait_s=report.wait_s),
+    }
+    if request.upload.open and request.upload.open.operation == report.operation:
+        batch.emit(
+            e.RankTransferred,
+            request.key,
+            h2d_bytes=report.h2d_bytes,
+            unpack_bytes=report.unpack_bytes,
+            table_updates=report.table_updates,
+            **same,
+        )
+    elif request.retain.open and request.retain.open.operation == report.operation:
+        batch.emit(
+            e.TablesApplied,
+            request.key,
+            resident_moved_bytes=report.resident_moved_bytes,
+            table_updates=report.table_updates,
+            **same,
+        )
+    else:
+        batch.emit(e.RankStored, request.key, d2h_bytes=report.d2h_bytes, **same)
+
+
+def _record(batch: Batch, ack: Ack, verdict: Verdict) -> ReportOutcome:
+    """Each outcome is itself recorded; none changes what the ACK speaks of."""
+    same = {
+        "operation": ack.operation,
+        "rank": ack.rank,
+        "process_epoch": ack.process_epoch,
+        "outcome": ack.outcome,
+        "verdict": verdict.kind,
+        "rule": verdict.rule,
+    }
+    stream = stream_of(batch.state, ack.operation.request)
+    if verdict.kind in ("duplicate", "stale"):
+        batch.emit(e.AckIgnored, stream, **same)
+        return "repeated" if verdict.kind == "duplicate" else "ignored"
+    batch.emit(e.AckRefused, stream, expected=verdict.expected, got=verdict.got, **same)
+    return "refused"
+
+
+def acknowledged(batch: Batch, report: Acknowledged) -> ReportOutcome:
+    """The producer's word: closes the lane that waits for it; anything else is recorded and changes nothing."""
+    request = batch.state.request(report.operation.request)
+    current = report.process_epoch == batch.state.pool.producer_epoch
+    if request is not None and current:
+        for lane, phases, kind in (
+            (request.upload, ("PUBLISHED", "COMMITTED"), e.UploadAcknowledged),
+            (request.retain, ("RETIRED",), e.RetainAcknowledged),
+        ):
+            if lane.open is not None and lane.open.operation == report.operation and lane.phase in phases:
+                fields = {"cpu_gather_bytes": report.cpu_gather_bytes} if kind is e.UploadAcknowledged else {}
+                batch.emit(kind, request.key, operation=report.operation, process_epoch=report.process_epoch, **fields)
+                return "accepted"
+    ack = Ack(operation=report.operation, rank=PRODUCER, process_epoch=report.process_epoch, outcome="acknowledged")
+    return _record(batch, ack, _unawaited(batch.state, request, report))
+
+
+def _unawaited(state: State, request: RequestState | None, report: Acknowledged) -> Verdict:
+    """Repeated, old, or from a future that was not given out, as for a rank's word."""
+    key, pool = report.operation.request, state.pool
+    latest = state.requests.get(key.request_id)
+    epoch = latest.key.request_epoch if latest else pool.epoch_floor
+    for name, got, last in (
+        ("operation id", report.operation.operation_id, pool.next_operation_id - 1),
+        ("request epoch", key.request_epoch, epoch),
+        ("process epoch of the producer", report.process_epoch, pool.producer_epoch),
+    ):
+        if got > last:
+            return Verdict(kind="future", rule=f"{name} not given out yet", expected=f"up to {last}", got=str(got))
+    closed = [lane.closed.operation for lane in (request.upload, request.retain) if lane.closed] if request else []
+    if report.operation in closed:
+        return Verdict(kind="duplicate", rule="the lane's last closed operation")
+    return Verdict(kind="stale", rule="no lane waits for this producer acknowledgement")
+
+
+PRODUCER = -1
+"""Stands for the producer where a verdict names a rank."""

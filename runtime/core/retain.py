@@ -1,0 +1,184 @@
+"""Retain: build the new view from kept slots and adopted tail blocks by remap, move or pack; start it in one batch."""
+
+import msgspec
+import numpy as np
+
+from kvsweep.kernels.csr import Csr
+from kvsweep.ledger import events as e
+from kvsweep.ledger.errors import PoolExhausted, Refused
+from kvsweep.ledger.ids import HOLE, Int32, Logical, Operation, Physical, Rows, Slot, int32_view
+from kvsweep.ledger.messages import MoveBlocks, Reserve, Reserved, Retain
+from kvsweep.ledger.ragged import empty_like, first_beyond, first_unsorted, joined_rows, rows_like
+from kvsweep.ledger.state import RequestState
+from kvsweep.ledger.store.hashing import sha256
+from kvsweep.runtime.core.batch import Batch
+from kvsweep.runtime.core.follow import Context
+from kvsweep.runtime.core.retain_plan import RetainPlan, plan_pack, plan_retain, union_keep
+from kvsweep.runtime.core.upload import CannotPlan, expect_lanes, expect_ranks, free_row, ids_bytes, next_operation
+
+
+def retain_digest(command: Retain) -> str:
+    """SHA-256 of what is asked: slots, adopted blocks, revision, pack."""
+    return sha256(msgspec.msgpack.encode(command, order="deterministic")).hex()
+
+
+def retain(batch: Batch, context: Context, command: Retain, reserved: Reserved | None) -> Operation | Reserve:
+    request, layout = batch.request(command.request), batch.state.pool.layout
+    settings = context.settings.retain
+    expect_lanes(request, "Retain")
+    if command.map_revision != request.map_revision:
+        _refuse(request, f"map_revision: expected {request.map_revision}, the current one, got {command.map_revision}")
+    if context.settings.selection.method == "token" and not command.pack:
+        _refuse(request, "keep: expected pack, as the token method keeps no slots: each upload replaces the whole set")
+    expect_ranks(batch.state, "retain")
+    keep, union = command.keep, False
+    _check_keep(request, keep, layout.active_layers)
+    if settings.union and not command.pack and _one_table(request, command):
+        keep = union_keep(keep, dict(zip(keep.layers.tolist(), _slot_counts(request, keep).tolist(), strict=True)))
+        union = keep != command.keep  # where all layers keep alike nothing is added, and nothing to label
+    _check_adopt(request, command.adopt, layout.active_layers)
+    table = _table(batch, context, request, keep, command.adopt)
+    row = free_row(batch.state, request, "retain")
+    if command.pack:
+        _check_pack(request, command)
+        try:
+            plan = plan_pack(table, batch.state.ownership, request.key, layout)
+        except PoolExhausted as error:
+            raise CannotPlan("retain", "no_space", error.wanted, error.free, 0) from error
+    else:
+        plan = plan_retain(
+            table,
+            keep,
+            batch.state.ownership,
+            request.key,
+            layout,
+            layer_tables=settings.layer_tables,
+            kernels=context.kernels,
+        )
+    if reserved is None and any(plan.new_blocks):
+        return Reserve(cause=command, device=plan.new_blocks, cpu_full=0, cpu_copy=0)
+    if reserved is not None and reserved.device is None:
+        raise CannotPlan("retain", "no_space", sum(plan.new_blocks), 0, reserved.free)
+    new = reserved.device if reserved is not None and reserved.device is not None else (b"",) * layout.groups
+    moved_to = plan.targets(tuple(int32_view(blocks) for blocks in new), layout)
+    return _send(batch, context, command, plan, moved_to, row, new, union=union)
+
+
+def _send(
+    batch: Batch,
+    context: Context,
+    command: Retain,
+    plan: RetainPlan,
+    moved_to: Rows[Physical],
+    row: int,
+    new: tuple[bytes, ...],
+    *,
+    union: bool,
+) -> Operation:
+    request = batch.request(command.request)
+    operation = next_operation(batch.state, request)
+    batch.emit(
+        e.RetainPlanned,
+        request.key,
+        operation=operation,
+        generation=request.next_generation,
+        mode=plan.mode,
+        attention="union" if union else "same",
+        keep=plan.keep,
+        adopted=command.adopt,
+        moved_from=plan.moved_from,
+        moved_to=moved_to,
+        row=row,
+        reserved=new,
+        selection_revision=command.selection_revision,
+        idempotency_key=command.idempotency_key,
+        digest=retain_digest(command),
+    )
+    ranks = batch.state.pool.ranks
+    opened = batch.request(request.key).retain.open
+    if opened is None:
+        raise LookupError(f"{operation} is not open")
+    size = ids_bytes(plan.moved_from, moved_to, opened.table) * len(ranks)
+    # The row was free, so nobody reads it: no wait lies between the plan and its sending.
+    batch.emit(e.ReadersDrained, request.key, operation=operation, row=row, ranks=ranks, metadata_bytes=size)
+    batch.effect(
+        MoveBlocks(
+            operation=operation,
+            ranks=ranks,
+            generation=opened.generation,
+            row=row,
+            mode=plan.mode,
+            source=plan.moved_from,
+            destination=moved_to,
+            table=opened.table,
+            floor=context.spoken.floor(operation.operation_id),
+        )
+    )
+    return operation
+
+
+def _check_keep(request: RequestState, keep: Rows[Slot], layers: tuple[int, ...]) -> None:
+    if keep.layers.tolist() != list(layers):
+        _refuse(request, f"keep: expected a row for each active layer {list(layers)}, got {keep.layers.tolist()}")
+    counts = _slot_counts(request, keep)
+    for wrong in (first_unsorted(keep), first_beyond(keep, counts)):
+        if wrong is not None:
+            limit, got = int(counts[layers.index(wrong)]), keep.row(wrong).tolist()
+            _refuse(request, f"keep[{wrong}]: expected ascending slots in [0, {limit}), got {got}")
+
+
+def _check_adopt(request: RequestState, adopt: Rows[Logical], layers: tuple[int, ...]) -> None:
+    strange = [layer for layer in adopt.layers.tolist() if layer not in layers]
+    if strange:
+        _refuse(request, f"adopt: expected rows of active layers {list(layers)}, got layers {strange}")
+
+
+def _check_pack(request: RequestState, command: Retain) -> None:
+    """Pack keeps what the view holds; it is no selection."""
+    if command.adopt.size or bool(np.any(command.keep.counts != _slot_counts(request, command.keep))):
+        _refuse(request, "pack: expected every slot of the current view and nothing adopted")
+
+
+def _refuse(request: RequestState, reason: str) -> None:
+    raise Refused(request.key, "Retain", request.describe(), (), reason)
+
+
+def _slot_counts(request: RequestState, keep: Rows[Slot]) -> Int32:
+    """int32[rows]: slots of the current view in each layer that `keep` names."""
+    view = request.view
+    if view is None:
+        return np.zeros(len(keep), dtype=np.int32)
+    if view.logical.layer_bytes == keep.layer_bytes:
+        return view.logical.counts
+    return np.asarray([view.logical.row(layer).size for layer in keep.layers.tolist()], dtype=np.int32)
+
+
+def _one_table(request: RequestState, command: Retain) -> bool:
+    """Whether all layers read the same physical row now and adopt alike: what a union needs."""
+    view = request.view
+    rows = [ids.tobytes() for _, ids in view.physical.items()] if view else []
+    adopts = [ids.tobytes() for _, ids in command.adopt.items()]
+    return len(set(rows)) <= 1 and len(set(adopts)) <= 1
+
+
+def _table(
+    batch: Batch, context: Context, request: RequestState, keep: Rows[Slot], adopt: Rows[Logical]
+) -> Rows[Physical]:
+    """Physical ids of kept slots, then of adopted tail blocks, row for row."""
+    view = request.view
+    kept: Rows[Physical] = empty_like(keep.layer_bytes)
+    if view is not None and keep.id_bytes:
+        physical, slots = view.physical, Csr(keep.row_ptr, keep.ids)
+        kept = rows_like(keep, context.kernels.remap_rows(Csr(physical.row_ptr, physical.ids), slots).ids)
+    if not adopt.id_bytes:
+        return kept
+    groups = batch.state.pool.layout.group_of_layer
+    areas: dict[int, Int32] = {}
+    for layer, ids in adopt.items():
+        group = int(groups[layer])
+        clean = {b.logical: b.physical[group] for b in request.tail if b.phase == "clean" and b.physical[group] != HOLE}
+        missing = sorted(set(ids.tolist()) - set(clean))
+        if missing:
+            _refuse(request, f"adopt[{layer}]: expected clean tail blocks {sorted(clean)}, got {missing}")
+        areas[layer] = np.asarray([clean[logical] for logical in ids.tolist()], dtype=np.int32)
+    return joined_rows(kept, Rows.of(areas))

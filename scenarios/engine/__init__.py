@@ -1,1 +1,0 @@
-"""A small serving engine on the CPU: a model, its tokenizer, attention over any KV cache, and sampling."""

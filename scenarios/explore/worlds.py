@@ -1,9 +1,0 @@
-"""The worlds that ship. Each asks one question of the protocol and says what has to come up on the way."""
-
-from typing import Final
-
-from kvsweep.scenarios.explore.world import World
-from kvsweep.scenarios.explore.worlds_of_tails import TAILS
-from kvsweep.scenarios.explore.worlds_of_views import VIEWS
-
-WORLDS: Final[tuple[World, ...]] = (*VIEWS, *TAILS)

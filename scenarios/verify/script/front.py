@@ -1,0 +1,53 @@
+"""What stands between the coordinator and the producer: it delays and repeats what a script says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvsweep.ledger.ids import RequestKey
+from kvsweep.ledger.messages import Acknowledged, Effect, Gather, ProducerWork
+from kvsweep.scenarios.verify.script.mischief import Mischief
+from kvsweep.scenarios.verify.script.timeline import Gate, Timeline
+from kvsweep.transports.producer import HostProducer
+
+
+class Front:
+    """A producer that hears, answers and repeats when the script lets it."""
+
+    def __init__(self, producer: HostProducer, mischief: Mischief, timeline: Timeline) -> None:
+        self._producer, self._mischief, self._timeline = producer, mischief, timeline
+        self._to: list[tuple[Effect, Gate]] = []
+        self._from: list[tuple[Acknowledged, Gate]] = []
+
+    def perform(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            if not isinstance(effect, ProducerWork):
+                continue
+            arrives, gate, _ = self._mischief.on_producer(effect)
+            if not arrives:
+                continue
+            if gate is None or isinstance(effect, Gather):
+                self._producer.perform([effect])
+            else:
+                self._to.append((effect, gate))
+                gate.then(self._timeline.clock.ring)
+
+    def poll(self) -> list[Acknowledged]:
+        ready = [effect for effect, gate in self._to if gate.is_open or self._timeline.over]
+        self._to = [(effect, gate) for effect, gate in self._to if not (gate.is_open or self._timeline.over)]
+        self._producer.perform(ready)
+        words = []
+        for word in self._producer.poll():
+            arrives, gate, more = self._mischief.on_producer(word)
+            if arrives and gate is None:
+                words.append(word)
+            elif arrives and gate is not None:
+                self._from.append((word, gate))
+                gate.then(self._timeline.clock.ring)
+            words += [word] * more
+        words += [word for word, gate in self._from if gate.is_open or self._timeline.over]
+        self._from = [(word, gate) for word, gate in self._from if not (gate.is_open or self._timeline.over)]
+        return words
+
+    def forget(self, request: RequestKey) -> None:
+        self._producer.forget(request)

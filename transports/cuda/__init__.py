@@ -1,0 +1,1 @@
+"""A rank's device on CUDA."""
