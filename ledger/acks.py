@@ -4,13 +4,13 @@ A repeated ACK is a no-op, an old one is ignored, a future or conflicting one is
 """
 
 from collections.abc import Callable
-from typing import Final, Literal, get_args
+from typing import Final, Literal, NamedTuple, Protocol, get_args
 
 from msgspec import Struct
 
 from kvsweep.ledger.events import Outcome
 from kvsweep.ledger.ids import Operation
-from kvsweep.ledger.state import ClosedOperation, OpenOperation, RequestState, State
+from kvsweep.ledger.state import ClosedOperation, OpenOperation, PoolState, RequestState
 
 VerdictKind = Literal["applied", "aborts", "settles", "duplicate", "stale", "future", "conflict"]
 OUTCOMES: Final = frozenset(get_args(Outcome)) - {"epoch_ended"}
@@ -34,40 +34,51 @@ class Verdict(Struct, frozen=True, kw_only=True):
     got: str = ""
 
 
-class _Known(Struct, frozen=True, kw_only=True):
+APPLIED: Final = Verdict(kind="applied", rule="operation open, outcome completed")
+
+
+class Facts(Protocol):
+    """What acknowledgements are held against: a state, or a draft of one."""
+
+    @property
+    def pool(self) -> PoolState: ...
+    def latest(self, request_id: str) -> RequestState | None: ...
+
+
+class _Known(NamedTuple):
     """The facts that an ACK is held against, looked up once."""
 
-    state: State
+    pool: PoolState
     request: RequestState | None  # latest life of the request id
     live: OpenOperation | None  # open or settling
     settling: bool
     closed: ClosedOperation | None
 
 
-def judge(state: State, ack: Ack) -> Verdict:
+def judge(facts: Facts, ack: Ack) -> Verdict:
     """Verdict of the first row of the table that matches."""
-    known = _look_up(state, ack)
+    known = _look_up(facts, ack)
     for rule, kind, test in TABLE:
         found = test(known, ack)
         if found is not None:
             return Verdict(kind=kind, rule=rule, expected=found[0], got=found[1])
-    return Verdict(kind="applied", rule="operation open, outcome completed")
+    return APPLIED
 
 
-def _look_up(state: State, ack: Ack) -> _Known:
-    request = state.requests.get(ack.operation.request.request_id)
+def _look_up(facts: Facts, ack: Ack) -> _Known:
+    request = facts.latest(ack.operation.request.request_id)
     live, settling, closed = None, False, None
     if request is not None:
         number = ack.operation.operation_id
-        for opened in request.open_operations():
-            live = opened if opened.operation.operation_id == number else live
+        for lane in (request.upload, request.retain, request.store):
+            if lane.open is not None and lane.open.operation.operation_id == number:
+                live = lane.open
+            if lane.closed is not None and lane.closed.operation == ack.operation:
+                closed = lane.closed
         for opened in request.settling:
             if opened.operation.operation_id == number:
                 live, settling = opened, True
-        for lane in (request.upload, request.retain, request.store):
-            if lane.closed is not None and lane.closed.operation == ack.operation:
-                closed = lane.closed
-    return _Known(state=state, request=request, live=live, settling=settling, closed=closed)
+    return _Known(facts.pool, request, live, settling, closed)
 
 
 Found = tuple[str, str] | None
@@ -86,7 +97,7 @@ def _old_life(known: _Known, ack: Ack) -> Found:
 
 
 def _newer_than_known(known: _Known, ack: Ack) -> Found:
-    pool = known.state.pool
+    pool = known.pool
     if ack.operation.operation_id >= pool.next_operation_id:
         return f"operation id below {pool.next_operation_id}", str(ack.operation.operation_id)
     epoch = known.request.key.request_epoch if known.request else pool.epoch_floor
@@ -122,13 +133,14 @@ def _differs(known: _Known, ack: Ack) -> Found:
     live = known.live
     if live is None:
         return None
-    for field in ("pool_generation", "map_revision", "request"):
-        ours, theirs = getattr(live.operation, field), getattr(ack.operation, field)
-        if ours != theirs:
-            return f"{field} {ours}", f"{field} {theirs}"
+    if live.operation != ack.operation:
+        for field in ("pool_generation", "map_revision", "request"):
+            ours, theirs = getattr(live.operation, field), getattr(ack.operation, field)
+            if ours != theirs:
+                return f"{field} {ours}", f"{field} {theirs}"
     if not live.ranks:
         return "an operation that was sent", "one that was not"
-    if ack.rank not in dict(live.ranks):
+    if all(rank != ack.rank for rank, _ in live.ranks):
         return f"one of ranks {[rank for rank, _ in live.ranks]}", f"rank {ack.rank}"
     if ack.outcome not in OUTCOMES:
         return f"outcome one of {sorted(OUTCOMES)}", repr(ack.outcome)
@@ -136,10 +148,10 @@ def _differs(known: _Known, ack: Ack) -> Found:
 
 
 def _old_process(known: _Known, ack: Ack) -> Found:
-    process = known.state.pool.process_epoch(ack.rank)
+    process = known.pool.process_epoch(ack.rank)
     if process is not None and ack.process_epoch < process:
         return f"process epoch {process} of rank {ack.rank}", str(ack.process_epoch)
-    if ack.rank in known.state.pool.lost:  # said before it ended, heard after
+    if ack.rank in known.pool.lost:  # said before it ended, heard after
         return f"a living process of rank {ack.rank}", f"process epoch {process}, which has ended"
     return None
 

@@ -13,7 +13,6 @@ from msgspec import Struct
 
 from kvsweep.ledger import compiled
 from kvsweep.ledger.errors import LayoutError
-from kvsweep.ledger.kept import kept
 
 Int32: TypeAlias = npt.NDArray[np.int32]
 
@@ -85,7 +84,7 @@ def int32_view(data: bytes) -> Int32:
     return np.frombuffer(data, dtype=_WIRE)
 
 
-class Rows(Struct, Generic[S], frozen=True, kw_only=True, array_like=True, dict=True):
+class Rows(Struct, Generic[S], frozen=True, kw_only=True, array_like=True, gc=False):
     """Ragged ids, one row an active layer (CSR).
 
     The bytes inside are immutable, hashable and encoded as they are: `layer` ascending, `row_ptr[r + 1]`, `id[n]`,
@@ -122,13 +121,7 @@ class Rows(Struct, Generic[S], frozen=True, kw_only=True, array_like=True, dict=
         return rows
 
     def fits(self) -> bool:
-        """Whether the three buffers fit each other; looked at once."""
-        known: bool | None = self.__dict__.get("_fits")
-        if known is None:
-            known = self.__dict__["_fits"] = self._found_to_fit()
-        return known
-
-    def _found_to_fit(self) -> bool:
+        """Whether the three buffers fit each other."""
         try:
             if compiled.sets is not None:
                 return bool(compiled.sets.rows_fit(self.layer_bytes, self.row_ptr_bytes, self.id_bytes))
@@ -150,22 +143,22 @@ class Rows(Struct, Generic[S], frozen=True, kw_only=True, array_like=True, dict=
         if int(row_ptr[0]) != 0 or int(row_ptr[-1]) != ids.size or bool(np.any(row_ptr[1:] < row_ptr[:-1])):
             raise LayoutError("row_ptr", f"0 ascending to {ids.size} ids", str(row_ptr.tolist()))
 
-    @kept
+    @property
     def layers(self) -> Int32:
         """int32[rows]: decoder layer of each row, ascending."""
         return int32_view(self.layer_bytes)
 
-    @kept
+    @property
     def row_ptr(self) -> Int32:
         """int32[rows + 1]."""
         return int32_view(self.row_ptr_bytes)
 
-    @kept
+    @property
     def ids(self) -> Int32:
         """int32[n], row after row."""
         return int32_view(self.id_bytes)
 
-    @kept
+    @property
     def counts(self) -> Int32:
         """int32[rows]: ids in each row; read-only."""
         row_ptr = self.row_ptr

@@ -8,6 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from kvsweep.ledger.draft import Draft
 from kvsweep.ledger.events import (
     BlocksSelected,
     Event,
@@ -24,30 +25,30 @@ from kvsweep.ledger.events import (
     TailOpened,
 )
 from kvsweep.ledger.phases import ABORTABLE, PASSED_THROUGH
-from kvsweep.ledger.state import RequestState, State
+from kvsweep.ledger.state import RequestState
 
 
 class JointRule(Struct, frozen=True):
     name: str
     clause: str
     events: tuple[type[Event], ...]
-    reason: Callable[[State, RequestState, Event], str | None]
+    reason: Callable[[Draft, RequestState, Event], str | None]
 
 
-def _lanes_free(state: State, request: RequestState, event: Event) -> str | None:
+def _lanes_free(draft: Draft, request: RequestState, event: Event) -> str | None:
     if request.life != "RUNNING":
         return f"life is {request.life}"
     other = request.retain if type(event) is BlocksSelected else request.upload
     return None if other.phase == "IDLE" else f"the other view-changing lane is {other.phase}"
 
 
-def _on_planned_view(state: State, request: RequestState, event: Event) -> str | None:
+def _on_planned_view(draft: Draft, request: RequestState, event: Event) -> str | None:
     lane = request.upload if type(event) is ResidencyCommitted else request.retain
     if request.life != "RUNNING":
         return f"life is {request.life}"
     if lane.open is None:
         return "no operation is open"
-    planned, current = lane.open.operation, (state.pool.pool_generation, request.map_revision)
+    planned, current = lane.open.operation, (draft.pool.pool_generation, request.map_revision)
     if (planned.pool_generation, planned.map_revision) != current:
         return (
             f"planned on (pool generation, map revision) {planned.pool_generation, planned.map_revision}, now {current}"
@@ -55,7 +56,7 @@ def _on_planned_view(state: State, request: RequestState, event: Event) -> str |
     return None
 
 
-def _lanes_turned_back(state: State, request: RequestState, event: Event) -> str | None:
+def _lanes_turned_back(draft: Draft, request: RequestState, event: Event) -> str | None:
     lanes = {"upload": request.upload, "retain": request.retain}
     if isinstance(event, RequestFinished):
         lanes["store"] = request.store
@@ -67,21 +68,21 @@ def _lanes_turned_back(state: State, request: RequestState, event: Event) -> str
     return None
 
 
-def _nothing_held(state: State, request: RequestState, event: Event) -> str | None:
+def _nothing_held(draft: Draft, request: RequestState, event: Event) -> str | None:
     for what, held in (
         ("an operation is open", request.open_operations()),
         ("an operation settles", request.settling),
         ("a view is held", request.views),
         ("a tail block is held", request.tail),
         ("a fence is closed", request.fences),
-        ("resources are held", state.ownership.holders(request.key)),
+        ("resources are held", draft.holders(request.key)),
     ):
         if held:
             return what
     return None
 
 
-def _may_write(state: State, request: RequestState, event: Event) -> str | None:
+def _may_write(draft: Draft, request: RequestState, event: Event) -> str | None:
     allowed = (
         ("RUNNING",) if isinstance(event, TailOpened | PrefixPublished | PrefixAttached) else ("RUNNING", "PREEMPTED")
     )
@@ -100,17 +101,3 @@ JOINT: Final = (
         _may_write,
     ),
 )
-
-
-_OF: Final[dict[type[Event], tuple[JointRule, ...]]] = {
-    kind: tuple(rule for rule in JOINT if kind in rule.events) for rule in JOINT for kind in rule.events
-}
-
-
-def broken(state: State, request: RequestState, event: Event) -> str | None:
-    """First joint rule that forbids the event, as 'name: reason', or None."""
-    for rule in _OF.get(type(event), ()):
-        reason = rule.reason(state, request, event)
-        if reason is not None:
-            return f"{rule.name}: {reason}"
-    return None

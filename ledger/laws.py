@@ -65,7 +65,7 @@ def _one_owner(state: State) -> Iterator[str]:
 
 def _destination_alone(state: State) -> Iterator[str]:
     """Nobody else holds a destination, and none is in a shared block: that would be written under its readers."""
-    shared = [set(int32_view(blocks).tolist()) for blocks in state.ownership.shared]
+    shared = [set(int32_view(group.blocks).tolist()) for group in state.ownership.shared]
     for (layer, block), holders in area_pairs(state).items():
         writers = [name for name, holder in holders if holder.kind == "dst"]
         if writers and shared and block in shared[state.pool.layout.layers[layer].group]:

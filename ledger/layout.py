@@ -1,6 +1,7 @@
 """The layout of a model's KV cache: which layers, in which group, how large a block is. The engine states it once."""
 
 import hashlib
+from functools import cached_property
 from typing import Literal
 
 import msgspec
@@ -10,7 +11,6 @@ from msgspec.structs import replace
 
 from kvsweep.ledger.errors import LayoutError
 from kvsweep.ledger.ids import Int32, int32_bytes
-from kvsweep.ledger.kept import kept
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 GroupKind = Literal["full", "sliding"]
@@ -95,26 +95,26 @@ class Layout(Struct, frozen=True, kw_only=True, array_like=True, dict=True):
         if not self.active_layers:
             raise LayoutError("layers", "at least one full-attention layer", "none")
 
-    @kept
+    @cached_property
     def groups(self) -> int:
         return max(layer.group for layer in self.layers) + 1
 
-    @kept
+    @cached_property
     def group_of_layer(self) -> Int32:
         """int32[layers]: the group of each."""
         return np.fromiter((layer.group for layer in self.layers), dtype=np.int32, count=len(self.layers))
 
-    @kept
+    @cached_property
     def active_layer_bytes(self) -> bytes:
         """'<i4': the active layers, as rows over them begin."""
         return int32_bytes(self.active_layers)
 
-    @kept
+    @cached_property
     def active_group_bytes(self) -> bytes:
         """'<i4': the group of each active layer."""
         return int32_bytes([self.layers[layer].group for layer in self.active_layers])
 
-    @kept
+    @cached_property
     def active_layers(self) -> tuple[int, ...]:
         """Decoder layers with full attention: the only ones selected and packed."""
         return tuple(layer.layer for layer in self.layers if layer.kind == "full")
@@ -122,7 +122,7 @@ class Layout(Struct, frozen=True, kw_only=True, array_like=True, dict=True):
     def group_layers(self, group: int) -> tuple[int, ...]:
         return self._layers_by_group[group]
 
-    @kept
+    @cached_property
     def _layers_by_group(self) -> tuple[tuple[int, ...], ...]:
         groups = range(self.groups)
         return tuple(tuple(layer.layer for layer in self.layers if layer.group == group) for group in groups)
@@ -131,7 +131,7 @@ class Layout(Struct, frozen=True, kw_only=True, array_like=True, dict=True):
         """'<i4' a layer: its place among the group's layers, -1 where it is in another group."""
         return self._rows_by_group[group]
 
-    @kept
+    @cached_property
     def _rows_by_group(self) -> tuple[bytes, ...]:
         def rows(group: int) -> list[int]:
             members = {layer: row for row, layer in enumerate(self.group_layers(group))}

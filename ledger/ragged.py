@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from kvsweep.ledger import compiled
-from kvsweep.ledger.ids import Int32, Rows, S, Slot
+from kvsweep.ledger.ids import Int32, Rows, S, Slot, int32_view
 
 
 def first_unsorted(rows: Rows[S]) -> int | None:
@@ -73,6 +73,14 @@ def first_common(first: Rows[S], second: Rows[S]) -> int | None:
     marks[_keys(first, limit)] = True
     both = marks[_keys(second, limit)]
     return _layer_at(second, int(np.flatnonzero(both)[0])) if both.any() else None
+
+
+def distinct(ids: bytes) -> bytes:
+    """'<i4' ids from 0 on, each once, ascending."""
+    if compiled.sets is not None:
+        found: bytes = compiled.sets.distinct((ids,))
+        return found
+    return np.unique(int32_view(ids)).astype("<i4").tobytes()
 
 
 def joined_rows(first: Rows[S], second: Rows[S]) -> Rows[S]:

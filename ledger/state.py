@@ -1,7 +1,12 @@
-"""State of the core: what the fold of all facts gives. Immutable; every change is a new value."""
+"""State of the core: what the fold of all facts gives.
+
+Records of requests, lanes and the pool are changed by a draft alone, which copies each before it touches it: one that has
+been adopted never changes again. Everything else is frozen.
+"""
 
 from typing import Literal
 
+import msgspec
 from msgspec import Struct
 
 from kvsweep.ledger.events import Attention, LaneName, PlanKind, RankEpochs, RetainMode, RetireCause, RunConfigured
@@ -58,7 +63,7 @@ class ClosedOperation(Struct, frozen=True, kw_only=True, gc=False):
     outcomes: tuple[tuple[int, str], ...]
 
 
-class Lane(Struct, frozen=True, kw_only=True, gc=False):
+class Lane(Struct, kw_only=True, gc=False):
     phase: str = "IDLE"
     open: OpenOperation | None = None
     closed: ClosedOperation | None = None
@@ -89,7 +94,7 @@ class Remembered(Struct, frozen=True, kw_only=True, gc=False):
     aborted: str = ""  # why it ended without a commit
 
 
-class RequestState(Struct, frozen=True, kw_only=True, dict=True):
+class RequestState(Struct, kw_only=True, gc=False):
     key: RequestKey
     seq: int = 0  # of the next event
     life: str = "NEW"
@@ -101,9 +106,9 @@ class RequestState(Struct, frozen=True, kw_only=True, dict=True):
     next_fence: int = 1
     current: int = 0  # generation of the current view; 0 = none
     views: tuple[View, ...] = ()
-    upload: Lane = Lane()
-    retain: Lane = Lane()
-    store: Lane = Lane()
+    upload: Lane = msgspec.field(default_factory=Lane)
+    retain: Lane = msgspec.field(default_factory=Lane)
+    store: Lane = msgspec.field(default_factory=Lane)
     settling: tuple[OpenOperation, ...] = ()
     tail: tuple[TailBlock, ...] = ()
     fences: tuple[int, ...] = ()
@@ -116,7 +121,10 @@ class RequestState(Struct, frozen=True, kw_only=True, dict=True):
     @property
     def view(self) -> View | None:
         """The current view."""
-        return next((view for view in self.views if view.generation == self.current), None)
+        for view in self.views:
+            if view.generation == self.current:
+                return view
+        return None
 
     def lane(self, name: LaneName) -> Lane:
         lane: Lane = getattr(self, name)
@@ -146,7 +154,7 @@ class Prefix(Struct, frozen=True, kw_only=True, gc=False):
     source: int
 
 
-class PoolState(Struct, frozen=True, kw_only=True, gc=False):
+class PoolState(Struct, kw_only=True, gc=False):
     """Facts of the whole pool."""
 
     seq: int = 0
@@ -168,11 +176,14 @@ class PoolState(Struct, frozen=True, kw_only=True, gc=False):
         return self.run.layout
 
     def process_epoch(self, rank: int) -> int | None:
-        return dict(self.ranks).get(rank)
+        for known, epoch in self.ranks:
+            if known == rank:
+                return epoch
+        return None
 
 
 class State(Struct, frozen=True, kw_only=True, gc=False):
-    pool: PoolState = PoolState()
+    pool: PoolState = msgspec.field(default_factory=PoolState)
     requests: dict[str, RequestState] = {}  # by id: the latest life
     ownership: Ownership = NOTHING_OWNED
 
@@ -180,6 +191,10 @@ class State(Struct, frozen=True, kw_only=True, gc=False):
         """The state of exactly this life, or None."""
         found = self.requests.get(key.request_id)
         return found if found is not None and found.key == key else None
+
+    def latest(self, request_id: str) -> RequestState | None:
+        """The latest life of this id, or None."""
+        return self.requests.get(request_id)
 
     def canonical(self) -> object:
         """A value without unordered parts, for digests."""

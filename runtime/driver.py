@@ -31,6 +31,7 @@ from kvsweep.ledger.messages import (
     Refusal,
     Release,
     Reserve,
+    Reserved,
     Turn,
 )
 from kvsweep.ledger.state import EMPTY, Residency, State, residency
@@ -38,7 +39,7 @@ from kvsweep.ledger.store.codec import EVENT_TYPES
 from kvsweep.ledger.store.digest import Digest
 from kvsweep.ledger.store.log import LogStore, Snapshot
 from kvsweep.runtime.clock import Clock, MachineClock, TurnClock
-from kvsweep.runtime.core.core import Core, Message
+from kvsweep.runtime.core.core import Answer, Core, Message
 from kvsweep.runtime.core.steps import HandedOut
 from kvsweep.runtime.core.well_formed import expect_key
 from kvsweep.runtime.deadlines import BOUNDS, Deadlines, settling, silent
@@ -157,19 +158,13 @@ class Driver:
             return Turn(outcome="refused", refusal=Refusal(what=type(message).__name__, reason=str(error)))
 
     def _handle(self, message: Message) -> Turn:
-        started, given = self._clock(), None
+        started = self._clock()
+        given: list[Reserved] = []
         try:
-            turn = self.core.handle(message)
-            while turn.outcome == "reserve":
-                (ask,) = turn.effects
-                if type(ask) is not Reserve:
-                    raise TypeError(f"expected Reserve, got {type(ask).__name__}")
-                given = self.pools.reserve(ask)
-                turn = self.core.handle(given)
+            turn = self.core.handle(message, self._asked(given))
             turn = self._record(turn, plan_s=self._clock() - started)
         except Exception as error:
-            if given is not None and given.device is not None:  # reserved for a turn that did not come about
-                self.pools.release(Release(device=given.device, cpu=given.cpu_full + given.cpu_copy + given.claimed))
+            self._give_back(given)
             if type(message) in REPORTS and isinstance(error, Malformed | Unencodable):
                 return Turn(outcome="refused", refusal=Refusal(what=type(message).__name__, reason=str(error)))
             if isinstance(error, Unencodable):
@@ -180,6 +175,22 @@ class Driver:
             refusal = turn.refusal
             raise Refused(turn.events[0].request, refusal.what, turn.events[0].state, refusal.legal, refusal.reason)
         return turn
+
+    def _asked(self, given: list[Reserved]) -> Answer:
+        """Asks the pools, and keeps what they gave."""
+
+        def answer(ask: Reserve) -> Reserved:
+            reserved = self.pools.reserve(ask)
+            given.append(reserved)
+            return reserved
+
+        return answer
+
+    def _give_back(self, given: list[Reserved]) -> None:
+        """Reserved for turns that did not come about."""
+        for one in given:
+            if one.device is not None:
+                self.pools.release(Release(device=one.device, cpu=one.cpu_full + one.cpu_copy + one.claimed))
 
     def agree(self, producer: Capabilities, ranks: Iterable[Capabilities]) -> None:
         """Hold the producer's contract against each rank's and record the outcome, before anything else is done.

@@ -35,7 +35,6 @@ NO_KILL = ("ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationErro
 # Compiled code would hide what is planted in its reference, which the tests of both hold equal.
 RUN = (
     "import sys; sys.path[:0] = sys.argv[1:3]; sys.modules['kvsweep.ledger._sets'] = None; "
-    "sys.modules['kvsweep.ledger._fold'] = None; "
     "sys.meta_path.sort(key=lambda finder: 'Redirecting' in type(finder).__name__); "
     "import pytest; sys.exit(pytest.main(sys.argv[3:]))"
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDERS = {"_native": "kvsweep.kernels", **dict.fromkeys(("_store", "_sets", "_fold"), "kvsweep.ledger")}
+FOLDERS = {"_native": "kvsweep.kernels", **dict.fromkeys(("_store", "_sets"), "kvsweep.ledger")}
 
 
 def load(extension: Path) -> str:

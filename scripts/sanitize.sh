@@ -10,6 +10,6 @@ PATH=$bin:$PATH ninja -C "$build" >/dev/null
 # Leaks are not looked for: the interpreter keeps what it allocates at start.
 LD_PRELOAD="$(c++ -print-file-name=libasan.so) $(c++ -print-file-name=libubsan.so)" PYTHONMALLOC=malloc \
   ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-  "$bin/python" -P "$root/scripts/sanitize.py" "$build"/_native*.so "$build"/_store*.so "$build"/_sets*.so "$build"/_fold*.so \
+  "$bin/python" -P "$root/scripts/sanitize.py" "$build"/_native*.so "$build"/_store*.so "$build"/_sets*.so \
   -q -m "" "$@" \
   "$root/tests/kernels/native" "$root/tests/ledger/native"

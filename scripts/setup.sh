@@ -92,7 +92,7 @@ install() {
     make_venv
     say "installing kvsweep[$extra] into .venv (the first time fetches about 1 GB)"
     pip_install -e "$ROOT[$extra]" || die "pip could not install kvsweep[$extra]; its last lines above say why"
-    "$PYTHON" -c 'import kvsweep.kernels._native, kvsweep.ledger._fold, kvsweep.ledger._sets, kvsweep.ledger._store' 2>/dev/null ||
+    "$PYTHON" -c 'import kvsweep.kernels._native, kvsweep.ledger._sets, kvsweep.ledger._store' 2>/dev/null ||
       say "the native code was not built (a C++20 compiler is needed): NumPy and Python run, slower, same results"
     stamp_value >"$VENV/kvsweep-$extra.stamp"
   fi

@@ -65,7 +65,7 @@ def test_the_wheel_carries_every_file_of_the_folders(built: Path) -> None:
     wanted = shipped()
     built_here = sorted(inside.keys() - wanted.keys())
     assert wanted.keys() <= inside.keys()
-    extensions = ("kernels/_native", "ledger/_fold", "ledger/_sets", "ledger/_store")
+    extensions = ("kernels/_native", "ledger/_sets", "ledger/_store")
     assert len(built_here) == len(extensions), f"the extensions and nothing else, got {built_here}"
     for name, extension in zip(built_here, extensions, strict=True):
         assert re.fullmatch(rf"{extension}\..*\.so", name)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from kvsweep.ledger import events as e
 from kvsweep.ledger.errors import LayoutError
 from kvsweep.ledger.events import Event
-from kvsweep.ledger.ids import POOL, RequestKey, int32_view
+from kvsweep.ledger.ids import POOL, RequestKey
 from kvsweep.ledger.inspect.frame import Frame, follow
 from kvsweep.ledger.ownership import Ownership
 from kvsweep.ledger.state import EMPTY, State
@@ -152,7 +152,7 @@ def _sharing(state: State) -> frozenset[RequestKey]:
     """Lives that hold a shared block."""
     if state.pool.run is None or not state.ownership.shared:
         return frozenset()
-    layout, shared = state.pool.layout, [int32_view(blocks) for blocks in state.ownership.shared]
+    layout, shared = state.pool.layout, state.ownership.shared_blocks(state.pool.layout)
     return frozenset(
         key
         for key, holders in state.ownership.held.items()
@@ -172,12 +172,13 @@ def _only(state: State, lives: tuple[RequestKey, ...]) -> State:
     kept, relation = set(lives), state.ownership
     sharing = bool(relation.shared) and _sharing(state) <= kept
     held = {key: holders for key, holders in relation.held.items() if key in kept or (sharing and key == POOL)}
-    own = {key: blocks for key, blocks in relation.own.items() if key in kept}
+    areas = {key: groups for key, groups in relation.areas.items() if key in kept}
     requests = {name: request for name, request in state.requests.items() if request.key in kept}
     closed = tuple(name for name in state.pool.closed if name in requests)
     pool = replace(state.pool, closed=closed, prefixes=state.pool.prefixes if sharing else ())
-    shared = (relation.shared, relation.shared_sources) if sharing else ((), b"")
-    return State(pool=pool, requests=requests, ownership=Ownership(held, own, *shared))
+    shared, sources = (relation.shared, relation.shared_sources) if sharing else ((), b"")
+    left = Ownership(held=held, areas=areas, shared=shared, shared_sources=sources)
+    return State(pool=pool, requests=requests, ownership=left)
 
 
 def _as_in_the_whole(state: State, event: Event) -> State:

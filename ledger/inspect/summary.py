@@ -66,7 +66,7 @@ POOL_FACTS: Final[Mapping[str, Callable[[State], str]]] = {
     "producer epoch": lambda state: str(state.pool.producer_epoch),
     "next operation": lambda state: str(state.pool.next_operation_id),
     "prefixes": lambda state: str([prefix.number for prefix in state.pool.prefixes]),
-    "shared blocks": lambda state: str([len(blocks) // 4 for blocks in state.ownership.shared]),
+    "shared blocks": lambda state: str([len(group.blocks) // 4 for group in state.ownership.shared]),
 }
 """What an explanation compares of the pool, by name."""
 

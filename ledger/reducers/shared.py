@@ -1,47 +1,33 @@
-"""Small steps that all reducers share: refusing, identity checks, writing a request back, building a view."""
+"""Small steps that all reducers share: refusing, identity checks, what an operation takes, building a view."""
 
 from typing import NoReturn
 
 import numpy as np
 from msgspec.structs import replace
 
-from kvsweep.ledger import compiled
+from kvsweep.ledger import areas as a
+from kvsweep.ledger.draft import Draft, Groups
 from kvsweep.ledger.errors import Refused
-from kvsweep.ledger.events import Event, RetireCause
-from kvsweep.ledger.holding import distinct
+from kvsweep.ledger.events import Event, RankEpochs, RetireCause
 from kvsweep.ledger.ids import HOLE, Int32, Logical, Operation, Physical, Rows, Slot, int32_view, no_rows
 from kvsweep.ledger.layout import Layout
-from kvsweep.ledger.ownership import Holder, Holding, Ownership
+from kvsweep.ledger.ownership import Holder, Holding
 from kvsweep.ledger.ragged import empty_like, first_beyond, first_unsorted
 from kvsweep.ledger.state import (
     COMMANDS_KEPT,
     ClosedOperation,
     Lane,
     OpenOperation,
-    PoolState,
     Remembered,
     RequestState,
-    State,
     View,
 )
 
 
 def refuse(request: RequestState, event: Event, reason: str) -> NoReturn:
     """The event contradicts what the fold already knows."""
-    raise Refused((*_identity(request), event.seq), type(event).__name__, request.describe(), (), reason)
-
-
-def _identity(request: RequestState) -> tuple[str, int]:
-    return request.key.request_id, request.key.request_epoch
-
-
-def adopt(
-    state: State, request: RequestState, *, ownership: Ownership | None = None, pool: PoolState | None = None
-) -> State:
-    """State with this request (and relation, and pool facts) written back."""
-    requests = dict(state.requests)
-    requests[request.key.request_id] = request
-    return State(pool=pool or state.pool, requests=requests, ownership=ownership or state.ownership)
+    where = request.key.request_id, request.key.request_epoch, event.seq
+    raise Refused(where, type(event).__name__, request.describe(), (), reason)
 
 
 def open_in(request: RequestState, lane: Lane, event: Event, operation: Operation) -> OpenOperation:
@@ -51,63 +37,83 @@ def open_in(request: RequestState, lane: Lane, event: Event, operation: Operatio
     return lane.open
 
 
-def begin(state: State, request: RequestState, event: Event, operation: Operation) -> PoolState:
-    """Check a new operation's identity and take its number."""
-    expected = Operation(
-        request=request.key,
-        operation_id=state.pool.next_operation_id,
-        pool_generation=state.pool.pool_generation,
-        map_revision=request.map_revision,
-    )
+def expect_next(draft: Draft, request: RequestState, event: Event, operation: Operation) -> None:
+    """A new operation has the next number, and stands on what is."""
+    expected = next_operation(draft, request)
     if operation != expected:
         refuse(request, event, f"expected a new operation {expected}, got {operation}")
-    return replace(state.pool, next_operation_id=operation.operation_id + 1)
 
 
-def next_generation(request: RequestState, event: Event, generation: int) -> int:
+def next_operation(draft: Draft, request: RequestState) -> Operation:
+    """The operation that may begin now."""
+    return Operation(
+        request=request.key,
+        operation_id=draft.pool.next_operation_id,
+        pool_generation=draft.pool.pool_generation,
+        map_revision=request.map_revision,
+    )
+
+
+def begin(draft: Draft, operation: Operation) -> None:
+    """The operation takes its number."""
+    draft.own_pool().next_operation_id = operation.operation_id + 1
+    draft.began.append(operation.operation_id)
+
+
+def expect_generation(request: RequestState, event: Event, generation: int) -> None:
     """Generations are never reused, not even after an abort."""
     if generation != request.next_generation:
         refuse(request, event, f"expected generation {request.next_generation}, got {generation}")
-    return generation + 1
 
 
-def expected_ranks(state: State, request: RequestState, event: Event, ranks: tuple[tuple[int, int], ...]) -> None:
-    if not ranks or ranks != state.pool.ranks:
-        refuse(request, event, f"expected every rank with its process epoch {state.pool.ranks}, got {ranks}")
+def expect_active(draft: Draft, request: RequestState, event: Event, rows: Rows[Logical] | Rows[Slot]) -> None:
+    """A row for each layer that is selected, and no other."""
+    if rows.layer_bytes != draft.layout.active_layer_bytes:
+        active = list(draft.layout.active_layers)
+        refuse(request, event, f"expected a row for each active layer {active}, got {rows.layers.tolist()}")
 
 
-def report(request: RequestState, event: Event, open_operation: OpenOperation, rank: int, epoch: int) -> OpenOperation:
+def expect_ranks(draft: Draft, request: RequestState, event: Event, ranks: RankEpochs) -> None:
+    if not ranks or ranks != draft.pool.ranks:
+        refuse(request, event, f"expected every rank with its process epoch {draft.pool.ranks}, got {ranks}")
+
+
+def report(request: RequestState, lane: Lane, event: Event, operation: Operation, rank: int, epoch: int) -> None:
     """Record a rank's completion: ranks are collected as a set, never counted."""
-    if (rank, epoch) not in open_operation.ranks:
-        refuse(request, event, f"expected one of (rank, process epoch) {open_operation.ranks}, got {(rank, epoch)}")
-    if rank in dict(open_operation.outcomes):
+    opened = open_in(request, lane, event, operation)
+    if (rank, epoch) not in opened.ranks:
+        refuse(request, event, f"expected one of (rank, process epoch) {opened.ranks}, got {(rank, epoch)}")
+    if any(known == rank for known, _ in opened.outcomes):
         refuse(request, event, f"rank {rank} has already reported")
-    outcomes = tuple(sorted((*open_operation.outcomes, (rank, "completed"))))
-    return replace(open_operation, outcomes=outcomes)
+    lane.open = replace(opened, outcomes=tuple(sorted((*opened.outcomes, (rank, "completed")))))
 
 
-def all_reported(request: RequestState, event: Event, open_operation: OpenOperation) -> None:
+def expect_all(request: RequestState, lane: Lane, event: Event, operation: Operation) -> OpenOperation:
     """Every distinct rank of the set has completed."""
-    done = {rank for rank, outcome in open_operation.outcomes if outcome == "completed"}
-    missing = sorted({rank for rank, _ in open_operation.ranks} - done)
+    opened = open_in(request, lane, event, operation)
+    done = {rank for rank, outcome in opened.outcomes if outcome == "completed"}
+    missing = sorted({rank for rank, _ in opened.ranks} - done)
     if missing:
         refuse(request, event, f"ranks {missing} have not completed")
+    return opened
 
 
-def closed_record(open_operation: OpenOperation) -> ClosedOperation:
-    return ClosedOperation(operation=open_operation.operation, outcomes=open_operation.outcomes)
+def close(draft: Draft, lane: Lane, opened: OpenOperation) -> None:
+    """The operation is over; the lane remembers it as its last one."""
+    lane.open, lane.closed = None, ClosedOperation(operation=opened.operation, outcomes=opened.outcomes)
+    draft.ended.append(opened.operation.operation_id)
 
 
-def remember(request: RequestState, key: str, what: str, operation: Operation) -> tuple[Remembered, ...]:
+def remember(request: RequestState, key: str, what: str, operation: Operation) -> None:
     """Idempotency keys, newest last, bounded."""
-    if not key:
-        return request.commands
-    return (*request.commands, Remembered(key=key, what=what, operation=operation))[-COMMANDS_KEPT:]
+    if key:
+        known = Remembered(key=key, what=what, operation=operation)
+        request.commands = (*request.commands, known)[-COMMANDS_KEPT:]
 
 
-def free_row(state: State, request: RequestState, event: Event, row: int) -> None:
+def expect_row(draft: Draft, request: RequestState, event: Event, row: int) -> None:
     """A table row is a resource like a block: whoever writes it must be its only holder."""
-    taken = state.ownership.rows(request.key)
+    taken = draft.rows(request.key)
     if not 0 <= row < request.rows or row in taken:
         refuse(request, event, f"expected a free row below {request.rows} (held: {sorted(taken)}), got {row}")
 
@@ -132,89 +138,63 @@ def adopted_areas(request: RequestState, event: Event, adopted: Rows[Logical], l
     return Rows.of(rows)
 
 
-def check_destinations(
-    state: State, request: RequestState, event: Event, areas: Rows[Physical], reserved: tuple[bytes, ...]
-) -> None:
-    """Every destination area is vacant, in a block of the request's own or newly reserved, and handed out once.
+def expect_free(draft: Draft, request: RequestState, event: Event, group: int, blocks: bytes) -> None:
+    """Newly reserved blocks are ids of the pool that nobody holds, each once."""
+    size = draft.pool.run.device_blocks[group] if draft.pool.run else 0
+    new = int32_view(blocks)
+    if int(new.min()) < 0 or int(new.max()) >= size or np.unique(new).size != new.size:
+        refuse(request, event, f"reserved blocks of group {group} are not distinct ids in [0, {size})")
+    marks = draft.index().device[group]
+    for block in new.tolist():
+        if marks[block]:
+            refuse(request, event, draft.who_holds(group, block))
 
-    A reserved block without a destination would be free the moment it is reserved, so it is refused.
+
+def placed(
+    draft: Draft, request: RequestState, event: Event, areas: Rows[Physical], reserved: tuple[bytes, ...]
+) -> Groups:
+    """The request's own blocks once `reserved` are among them and each of `areas` has a holder more.
+
+    Every one of them is vacant before, in a block of the request's own or newly reserved, and handed out once. A reserved
+    block without a destination would be free the moment it is reserved, so it is refused.
     """
-    layout = state.pool.layout
+    layout = draft.layout
     if len(reserved) != layout.groups:
         refuse(request, event, f"expected reserved blocks of {layout.groups} groups, got {len(reserved)}")
-    taken = state.ownership.taken(layout)
-    for group in range(layout.groups):
-        new = int32_view(reserved[group])
-        size = state.pool.run.device_blocks[group] if state.pool.run else 0
-        if new.size:
-            if int(new.min()) < 0 or int(new.max()) >= size or distinct(new).size != new.size:
-                refuse(request, event, f"reserved blocks of group {group} are not distinct ids in [0, {size})")
-            clash = new[taken.device_blocks(group, new)]
-            if clash.size:
-                refuse(request, event, who_holds(state, group, int(clash[0])))
-        if not _placed_well(state, request, areas, group, new):
-            _check_placement(state, request, event, areas, group, new)
+    if areas.layer_bytes and int(areas.layers[-1]) >= len(layout.layers):
+        refuse(request, event, f"expected areas of layers below {len(layout.layers)}, got layer {areas.layers[-1]}")
+    found = []
+    for group, own in enumerate(draft.groups(request.key)):
+        if reserved[group]:
+            expect_free(draft, request, event, group, reserved[group])
+        filled = a.fill(own, layout.rows_of_group(group), reserved[group], areas)
+        if filled is None:
+            _refuse_placement(draft, request, event, areas, group, int32_view(reserved[group]))
+        found.append(filled)
+    return tuple(found)
 
 
-def who_holds(state: State, group: int, block: int) -> str:
-    for other, blocks in state.ownership.own.items():
-        if block in int32_view(blocks[group]):
-            return f"block {block} of group {group} is owned by {other.request_id}"
-    return f"block {block} of group {group} is shared"
-
-
-def _placed_well(state: State, request: RequestState, areas: Rows[Physical], group: int, new: Int32) -> bool:
-    """One pass over the areas of a group: each vacant, each named once, every new block used."""
-    layout = state.pool.layout
-    ids, layers = areas.ids, areas.layers
-    if layout.groups > 1 and ids.size and int(layers[-1]) < len(layout.layers):
-        inside = np.repeat(layout.group_of_layer[layers] == group, areas.counts)
-        ids = ids[inside]
-    if not ids.size:
-        return not new.size
-    if int(layers[-1]) >= len(layout.layers):
-        return False
-    own, held = state.ownership.occupancy(request.key, group, layout)
-    if compiled.sets is not None:
-        row_of_layer, where = layout.rows_of_group(group), (areas.layer_bytes, areas.row_ptr_bytes, areas.id_bytes)
-        return bool(compiled.sets.placed_well(held, own, new, row_of_layer, *where))
-    blocks = np.concatenate((own, new)) if new.size else own
-    if not blocks.size or int(ids.min()) < 0 or int(ids.max()) > int(blocks.max()):
-        return False
-    at_block = np.full(int(blocks.max()) + 1, -1, dtype=np.int32)
-    at_block[blocks] = np.arange(blocks.size, dtype=np.int32)
-    at = at_block[ids]
-    if int(at.min()) < 0:
-        return False
-    at_layer = np.zeros(len(layout.layers), dtype=np.int32)
-    at_layer[list(layout.group_layers(group))] = np.arange(len(held), dtype=np.int32) * np.int32(blocks.size)
-    rows = np.repeat(at_layer[layers], areas.counts)
-    named = np.zeros((len(held), blocks.size), dtype=np.bool_)
-    named.reshape(-1)[(rows if ids.size == rows.size else rows[inside]) + at] = True
-    if int(np.count_nonzero(named)) != ids.size or bool((named[:, : own.size] & held).any()):
-        return False
-    return not new.size or bool(named[:, own.size :].any(axis=0).all())
-
-
-def _check_placement(
-    state: State, request: RequestState, event: Event, areas: Rows[Physical], group: int, new: Int32
-) -> None:
+def _refuse_placement(
+    draft: Draft, request: RequestState, event: Event, areas: Rows[Physical], group: int, new: Int32
+) -> NoReturn:
     """The same layer by layer, to name the first fault."""
-    layout = state.pool.layout
-    rows = [areas.row(layer) for layer in layout.group_layers(group) if layer in areas.layers]
+    layers = draft.layout.group_layers(group)
+    rows = [areas.row(layer) for layer in layers if layer in areas.layers]
     unused = np.setdiff1d(new, np.concatenate(rows) if rows else [])
     if unused.size:
         refuse(request, event, f"reserved block {int(unused[0])} of group {group} has no destination area")
-    own, held = state.ownership.occupancy(request.key, group, layout)
-    for at, layer in enumerate(layout.group_layers(group)):
+    own = draft.groups(request.key)[group]
+    blocks, vacant = int32_view(own.blocks), a.vacant(own, len(layers))
+    for at, layer in enumerate(layers):
         if layer not in areas.layers:
             continue
         ids = areas.row(layer)
         if np.unique(ids).size != ids.size:
             refuse(request, event, f"layer {layer}: an area is handed out twice")
-        outside = np.setdiff1d(ids, np.concatenate((own[~held[at]], new)))
+        outside = np.setdiff1d(ids, np.concatenate((blocks[vacant[at]], new)))
         if outside.size:
             refuse(request, event, f"layer {layer}: area of block {int(outside[0])} is not vacant or not owned")
+    refuse(request, event, f"areas of group {group} cannot be placed")
 
 
 def check_slots(request: RequestState, event: Event, keep: Rows[Slot], view: View | None) -> None:
@@ -238,29 +218,20 @@ def replaced_views(request: RequestState, cause: RetireCause) -> tuple[View, ...
 
 
 def commit_view(
-    state: State, request: RequestState, open_operation: OpenOperation, drop: tuple[Holder, ...]
-) -> tuple[RequestState, Ownership]:
+    draft: Draft, request: RequestState, lane: Lane, event: Event, operation: Operation, generation: int
+) -> None:
     """Add the new view's pairs, drop the operation's, switch. The replaced view stays until it is retired."""
-    view = View(
-        generation=open_operation.generation,
-        logical=open_operation.table_logical,
-        physical=open_operation.table,
-        row=open_operation.row,
+    opened = open_in(request, lane, event, operation)
+    if generation != opened.generation:
+        refuse(request, event, f"expected generation {opened.generation}, got {generation}")
+    view = View(generation=generation, logical=opened.table_logical, physical=opened.table, row=opened.row)
+    number = operation.operation_id
+    draft.change(
+        request.key,
+        put={Holder("view", generation): Holding(areas=view.physical, rows=(view.row,))},
+        drop=(Holder("dst", number), Holder("src", number)),
     )
-    holding = Holding(areas=view.physical, rows=(view.row,))
-    if open_operation.lane == "upload":  # a retain leaves out what it does not keep
-        holders, base = state.ownership.holders(request.key), Holder("view", request.current)
-        made_of = [holders[holder] for holder in drop]
-        if open_operation.kind == "diff" and base in holders:
-            made_of.append(holders[base])
-        holding = holding.made_of(made_of, state.pool.layout)
-    put = {Holder("view", view.generation): holding}
-    ownership = state.ownership.change(request.key, state.pool.layout, put=put, drop=drop)
-    committed = replace(
-        request,
-        views=(*replaced_views(request, "upload" if open_operation.lane == "upload" else "retain"), view),
-        current=view.generation,
-        map_revision=request.map_revision + 1,
-        keep_map=None,
-    )
-    return committed, ownership
+    request.views = (*replaced_views(request, "upload" if opened.lane == "upload" else "retain"), view)
+    request.current = generation
+    request.map_revision += 1
+    request.keep_map = None

@@ -3,6 +3,7 @@
 import numpy as np
 from msgspec.structs import replace
 
+from kvsweep.ledger.draft import Draft
 from kvsweep.ledger.events import (
     BlockLost,
     Event,
@@ -19,18 +20,16 @@ from kvsweep.ledger.ids import HOLE, Physical, Rows, int32_view
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.ownership import Holder, Holding
 from kvsweep.ledger.reducers.shared import (
-    adopt,
-    all_reported,
     begin,
-    closed_record,
-    expected_ranks,
-    open_in,
+    close,
+    expect_all,
+    expect_next,
+    expect_ranks,
     refuse,
     report,
-    who_holds,
 )
 from kvsweep.ledger.sources import blocks_of, with_blocks, without
-from kvsweep.ledger.state import Lane, OpenOperation, RequestState, State, TailBlock
+from kvsweep.ledger.state import OpenOperation, RequestState, TailBlock
 
 
 def block_areas(layout: Layout, group: int, blocks: list[int]) -> Rows[Physical]:
@@ -38,68 +37,59 @@ def block_areas(layout: Layout, group: int, blocks: list[int]) -> Rows[Physical]
     return Rows.of(dict.fromkeys(layout.group_layers(group), blocks))
 
 
-def opened(state: State, request: RequestState, event: TailOpened) -> State:
-    layout, run = state.pool.layout, state.pool.run
+def opened(draft: Draft, request: RequestState, event: TailOpened) -> None:
+    layout, run = draft.layout, draft.pool.run
     physical = int32_view(event.physical_by_group).tolist()
     if len(physical) != layout.groups:
         refuse(request, event, f"expected a block of each of {layout.groups} groups, got {len(physical)}")
     newest = max((block.logical for block in request.tail), default=-1)
-    if event.logical <= newest or (
-        event.logical < len(request.source) // 4 and request.source_of(event.logical) != HOLE
-    ):
-        refuse(
-            request,
-            event,
-            f"logical block {event.logical} is not after the tail's newest {newest} or is stored already",
-        )
-    put, taken = {}, state.ownership.taken(layout)
+    if event.logical <= newest or request.source_of(event.logical) != HOLE:
+        after = f"logical block {event.logical} is not after the tail's newest {newest} or is stored already"
+        refuse(request, event, after)
+    put = {}
     for group, block in enumerate(physical):
         if run is None or not 0 <= block < run.device_blocks[group]:
             refuse(request, event, f"block {block} is not in the pool of group {group}")
-        if taken.device_blocks(group, np.asarray([block])).any():
-            refuse(request, event, who_holds(state, group, block))
+        if draft.index().device[group][block]:
+            refuse(request, event, draft.who_holds(group, block))
         put[Holder("tail", event.logical, group)] = Holding(areas=block_areas(layout, group, [block]))
-    reserve = tuple(np.asarray([block], dtype="<i4").tobytes() for block in physical)
-    ownership = state.ownership.change(request.key, layout, put=put, reserve=reserve)
-    block = TailBlock(logical=event.logical, physical=tuple(physical))
-    return adopt(state, replace(request, tail=(*request.tail, block)), ownership=ownership)
+    reserve = tuple(block.to_bytes(4, "little") for block in physical)
+    draft.change(request.key, put=put, reserve=reserve)
+    request.tail = (*request.tail, TailBlock(logical=event.logical, physical=tuple(physical)))
 
 
 def _find(request: RequestState, event: Event, logical: int) -> TailBlock:
-    found = [block for block in request.tail if block.logical == logical]
-    if not found:
-        refuse(
-            request, event, f"logical block {logical} is not in the tail {[block.logical for block in request.tail]}"
-        )
-    return found[0]
+    for block in request.tail:
+        if block.logical == logical:
+            return block
+    refuse(request, event, f"logical block {logical} is not in the tail {[block.logical for block in request.tail]}")
 
 
-def _with(request: RequestState, *changed: TailBlock) -> RequestState:
+def _replace(request: RequestState, *changed: TailBlock) -> None:
     """The tail with these entries replaced; an entry that every group has dropped leaves."""
     new = {block.logical: block for block in changed}
-    tail = tuple(new.get(block.logical, block) for block in request.tail)
-    return replace(request, tail=tuple(block for block in tail if any(area != HOLE for area in block.physical)))
+    tail = [new.get(block.logical, block) for block in request.tail]
+    request.tail = tuple(block for block in tail if any(area != HOLE for area in block.physical))
 
 
-def sealed(state: State, request: RequestState, event: TailSealed) -> State:
+def sealed(draft: Draft, request: RequestState, event: TailSealed) -> None:
     block = _find(request, event, event.logical)
     if block.phase != "open":
         refuse(request, event, f"logical block {event.logical} is {block.phase}, expected open")
-    return adopt(state, _with(request, replace(block, phase="dirty")))
+    _replace(request, replace(block, phase="dirty"))
 
 
-def store_started(state: State, request: RequestState, event: StoreStarted) -> State:
+def store_started(draft: Draft, request: RequestState, event: StoreStarted) -> None:
     """Starts only on dirty blocks: every step that wrote them has ended."""
-    pool = begin(state, request, event, event.operation)
-    layout, run = state.pool.layout, state.pool.run
-    expected_ranks(state, request, event, event.ranks)
+    expect_next(draft, request, event, event.operation)
+    layout, run = draft.layout, draft.pool.run
+    expect_ranks(draft, request, event, event.ranks)
     logical, source = int32_view(event.logical).tolist(), int32_view(event.source).tolist()
     full = run.cpu_full_blocks if run else 0
     if not logical or len({*logical}) != len(logical) or len(logical) != len(source) or len({*source}) != len(source):
         refuse(request, event, f"expected one distinct CPU block for each distinct block, got {source} for {logical}")
-    taken = state.ownership.taken(layout)
     for block in source:
-        if not 0 <= block < full or taken.cpu_blocks(np.asarray([block])).any():
+        if not 0 <= block < full or draft.held_source(block.to_bytes(4, "little")) != HOLE:
             refuse(request, event, f"CPU block {block} is held or not in [0, {full})")
     blocks = [_find(request, event, item) for item in logical]
     for block in blocks:
@@ -110,59 +100,51 @@ def store_started(state: State, request: RequestState, event: StoreStarted) -> S
         for layer in layout.layers
     }
     number = event.operation.operation_id
-    ownership = state.ownership.change(
+    draft.change(
         request.key,
-        layout,
         put={
             Holder("src", number): Holding(areas=Rows.of(areas)),
             Holder("dst", number): Holding(sources=event.source),
         },
     )
-    opened = OpenOperation(
+    begin(draft, event.operation)
+    request.store.open = OpenOperation(
         operation=event.operation, lane="store", ranks=event.ranks, stored=event.logical, stored_to=event.source
     )
-    return adopt(state, replace(request, store=replace(request.store, open=opened)), ownership=ownership, pool=pool)
 
 
-def stored(state: State, request: RequestState, event: RankStored) -> State:
-    opened = open_in(request, request.store, event, event.operation)
-    opened = report(request, event, opened, event.rank, event.process_epoch)
-    return adopt(state, replace(request, store=replace(request.store, open=opened)))
+def stored(draft: Draft, request: RequestState, event: RankStored) -> None:
+    report(request, request.store, event, event.operation, event.rank, event.process_epoch)
 
 
-def store_completed(state: State, request: RequestState, event: StoreCompleted) -> State:
+def store_completed(draft: Draft, request: RequestState, event: StoreCompleted) -> None:
     """Valid on every rank: from here on the blocks are sources, and may be adopted or dropped."""
-    opened = open_in(request, request.store, event, event.operation)
-    all_reported(request, event, opened)
+    opened = expect_all(request, request.store, event, event.operation)
     logical, source = int32_view(opened.stored), int32_view(opened.stored_to)
-    clean = tuple(replace(block, phase="clean") for block in request.tail if block.logical in logical)
+    clean = [replace(block, phase="clean") for block in request.tail if block.logical in logical]
     number = event.operation.operation_id
     known, stale = with_blocks(request.source, logical, source), without(request.stale, logical)
-    ownership = state.ownership.change(
+    draft.change(
         request.key,
-        state.pool.layout,
         put={Holder("owner"): Holding(sources=blocks_of(known, stale))},
         drop=(Holder("dst", number), Holder("src", number)),
     )
-    lane = Lane(phase=request.store.phase, closed=closed_record(opened))
-    request = _with(replace(request, source=known, stale=stale, store=lane), *clean)
-    return adopt(state, request, ownership=ownership)
+    close(draft, request.store, opened)
+    request.source, request.stale = known, stale
+    _replace(request, *clean)
 
 
-def registered(state: State, request: RequestState, event: SourcesRegistered) -> State:
+def registered(draft: Draft, request: RequestState, event: SourcesRegistered) -> None:
     logical, source = int32_view(event.logical), int32_view(event.source)
-    run = state.pool.run
-    full = run.cpu_full_blocks if run else 0
+    full = draft.pool.run.cpu_full_blocks if draft.pool.run else 0
     if logical.size != source.size or np.unique(source).size != source.size or np.unique(logical).size != logical.size:
         refuse(request, event, "expected one distinct CPU block for each distinct logical block")
     if logical.size and (int(logical.min()) < 0 or int(source.min()) < 0 or int(source.max()) >= full):
         refuse(request, event, f"expected logical blocks from 0 and CPU blocks in [0, {full})")
     again = int32_view(blocks_of(request.stale))
-    held = source[state.ownership.taken(state.pool.layout).cpu_blocks(source)]
-    clash = np.setdiff1d(held, again)
-    if clash.size:
-        block = int(clash[0])
-        refuse(request, event, f"CPU block {block} is held for {state.ownership.holds_source(block)}")
+    held = draft.held_source(np.setdiff1d(source, again).astype("<i4").tobytes())
+    if held != HOLE:
+        refuse(request, event, f"CPU block {held} is held for {draft.holds_source(held)}")
     stale, was_stale = int32_view(request.stale), {*again.tolist()}
     for at, block in zip(logical.tolist(), source.tolist(), strict=True):
         if request.source_of(at) != HOLE:
@@ -170,22 +152,20 @@ def registered(state: State, request: RequestState, event: SourcesRegistered) ->
         if block in was_stale and not (at < stale.size and stale[at] == block):
             refuse(request, event, f"CPU block {block} was not that of logical block {at}")
     known, left = with_blocks(request.source, logical, source), without(request.stale, logical)
-    ownership = state.ownership.change(
-        request.key, state.pool.layout, put={Holder("owner"): Holding(sources=blocks_of(known, left))}
-    )
-    return adopt(state, replace(request, source=known, stale=left), ownership=ownership)
+    draft.change(request.key, put={Holder("owner"): Holding(sources=blocks_of(known, left))})
+    request.source, request.stale = known, left
 
 
-def lost(state: State, request: RequestState, event: BlockLost) -> State:
+def lost(draft: Draft, request: RequestState, event: BlockLost) -> None:
     """Declared, never silent: from here on the block may be dropped without a store."""
     block = _find(request, event, event.logical)
     if block.phase not in ("open", "dirty"):
         refuse(request, event, f"logical block {event.logical} is {block.phase}, expected open or dirty")
-    return adopt(state, _with(request, replace(block, phase="lost")))
+    _replace(request, replace(block, phase="lost"))
 
 
-def dropped(state: State, request: RequestState, event: TailDropped) -> State:
-    layout = state.pool.layout
+def dropped(draft: Draft, request: RequestState, event: TailDropped) -> None:
+    layout = draft.layout
     if event.fence != request.next_fence:
         refuse(request, event, f"expected fence {request.next_fence}, got {event.fence}")
     if not 0 <= event.group < layout.groups:
@@ -204,23 +184,23 @@ def dropped(state: State, request: RequestState, event: TailDropped) -> State:
         holders.append(Holder("tail", logical, event.group))
         areas = tuple(HOLE if group == event.group else area for group, area in enumerate(block.physical))
         changed.append(replace(block, physical=areas))
-    ownership = state.ownership.change(
+    draft.change(
         request.key,
-        layout,
         put={Holder("fence", event.fence): Holding(areas=block_areas(layout, event.group, blocks))},
-        drop=holders,
+        drop=tuple(holders),
     )
-    request = _with(request, *changed)
-    request = replace(request, fences=(*request.fences, event.fence), next_fence=event.fence + 1)
-    return adopt(state, request, ownership=ownership)
+    draft.fences.append((request.key, event.fence))
+    _replace(request, *changed)
+    request.fences = (*request.fences, event.fence)
+    request.next_fence += 1
 
 
-def fence_opened(state: State, request: RequestState, event: FenceOpened) -> State:
+def fence_opened(draft: Draft, request: RequestState, event: FenceOpened) -> None:
     if event.fence not in request.fences:
         refuse(request, event, f"expected one of the closed fences {request.fences}, got {event.fence}")
-    layout = state.pool.layout
-    ownership = state.ownership.change(request.key, layout, drop=(Holder("fence", event.fence),))
-    if ownership.freed_blocks(state.ownership, request.key, layout) != event.freed:
+    holder = Holder("fence", event.fence)
+    if draft.freed_by(request.key, holder).freed != event.freed:
         refuse(request, event, "the blocks said to be freed are not those that lost their last holder")
-    fences = tuple(fence for fence in request.fences if fence != event.fence)
-    return adopt(state, replace(request, fences=fences), ownership=ownership)
+    draft.change(request.key, drop=(holder,))
+    draft.opened.append((request.key, event.fence))
+    request.fences = tuple(fence for fence in request.fences if fence != event.fence)

@@ -3,6 +3,7 @@
 import numpy as np
 from msgspec.structs import replace
 
+from kvsweep.ledger.draft import Draft
 from kvsweep.ledger.events import (
     BlocksLeased,
     BlocksSelected,
@@ -14,67 +15,58 @@ from kvsweep.ledger.events import (
     UploadAcknowledged,
     UploadPlanned,
 )
-from kvsweep.ledger.holding import distinct
 from kvsweep.ledger.ids import HOLE, int32_view, no_rows
 from kvsweep.ledger.ownership import Holder, Holding
-from kvsweep.ledger.ragged import first_common, first_outside, first_repeated, first_unsorted, joined_rows
+from kvsweep.ledger.ragged import distinct, first_common, first_outside, first_repeated, first_unsorted, joined_rows
 from kvsweep.ledger.reducers.shared import (
-    adopt,
     adopted_areas,
-    all_reported,
     begin,
-    check_destinations,
     check_slots,
-    closed_record,
+    close,
     commit_view,
-    expected_ranks,
-    free_row,
-    next_generation,
+    expect_active,
+    expect_all,
+    expect_generation,
+    expect_next,
+    expect_ranks,
+    expect_row,
     open_in,
+    placed,
     refuse,
     remember,
     report,
 )
-from kvsweep.ledger.state import KeepMap, Lane, OpenOperation, RequestState, State
+from kvsweep.ledger.state import KeepMap, OpenOperation, RequestState
 
 
-def selected(state: State, request: RequestState, event: BlocksSelected) -> State:
+def selected(draft: Draft, request: RequestState, event: BlocksSelected) -> None:
     if event.selection_revision <= request.selection_revision:
-        refuse(
-            request, event, f"selection revision {event.selection_revision} is not above {request.selection_revision}"
-        )
+        known = request.selection_revision
+        refuse(request, event, f"selection revision {event.selection_revision} is not above {known}")
     if not 0 <= event.effective_budget_blocks <= event.whole_blocks:
-        refuse(
-            request, event, f"budget {event.effective_budget_blocks} is not within {event.whole_blocks} whole blocks"
-        )
-    return adopt(
-        state,
-        replace(
-            request,
-            selection_revision=event.selection_revision,
-            selected=(event.idempotency_key, event.digest),
-            whole_blocks=event.whole_blocks,
-        ),
-    )
+        whole = event.whole_blocks
+        refuse(request, event, f"budget {event.effective_budget_blocks} is not within {whole} whole blocks")
+    request.selection_revision = event.selection_revision
+    request.selected = (event.idempotency_key, event.digest)
+    request.whole_blocks = event.whole_blocks
 
 
-def planned(state: State, request: RequestState, event: UploadPlanned) -> State:
-    pool = begin(state, request, event, event.operation)
-    generation = next_generation(request, event, event.generation)
-    if event.logical.layer_bytes != state.pool.layout.active_layer_bytes:
-        active = list(state.pool.layout.active_layers)
-        refuse(request, event, f"expected a row for each active layer {active}, got {event.logical.layers.tolist()}")
-    view = request.view
+def planned(draft: Draft, request: RequestState, event: UploadPlanned) -> None:
+    expect_next(draft, request, event, event.operation)
+    expect_generation(request, event, event.generation)
+    expect_active(draft, request, event, event.logical)
     for wrong in (first_unsorted(event.logical), first_outside(event.logical, request.whole_blocks)):
         if wrong is not None:
             refuse(request, event, f"layer {wrong}: expected ascending ids in [0, {request.whole_blocks})")
+    view = request.view
     if view is not None and event.kind == "diff":
         again = first_common(view.logical, event.logical)
         if again is not None:
             refuse(request, event, f"layer {again}: a block that is already resident is uploaded again")
     if event.valid_tokens:
-        _check_packed(state, request, event)
-    opened = OpenOperation(
+        _check_packed(draft, request, event)
+    begin(draft, event.operation)
+    request.upload.open = OpenOperation(
         operation=event.operation,
         lane="upload",
         generation=event.generation,
@@ -82,22 +74,13 @@ def planned(state: State, request: RequestState, event: UploadPlanned) -> State:
         logical=event.logical,
         replaced=request.current,
     )
-    key, digest = request.selected
-    return adopt(
-        state,
-        replace(
-            request,
-            upload=replace(request.upload, open=opened),
-            next_generation=generation,
-            commands=remember(request, key, digest, event.operation),
-        ),
-        pool=pool,
-    )
+    request.next_generation += 1
+    remember(request, *request.selected, event.operation)
 
 
-def _check_packed(state: State, request: RequestState, event: UploadPlanned) -> None:
+def _check_packed(draft: Draft, request: RequestState, event: UploadPlanned) -> None:
     """Token method: a new set each time, copied, in as few blocks as hold it."""
-    tokens, size = int32_view(event.valid_tokens), state.pool.layout.block_size
+    tokens, size = int32_view(event.valid_tokens), draft.layout.block_size
     if event.kind != "full" or event.source_kind != "copy":
         refuse(request, event, f"packed tokens are a full copied plan, got {event.kind} of {event.source_kind}")
     if tokens.size != len(event.logical) or bool(np.any(-(-tokens // size) != event.logical.counts)):
@@ -106,24 +89,34 @@ def _check_packed(state: State, request: RequestState, event: UploadPlanned) -> 
         refuse(request, event, "packed blocks are numbered from 0")
 
 
-def leased(state: State, request: RequestState, event: BlocksLeased) -> State:
+def leased(draft: Draft, request: RequestState, event: BlocksLeased) -> None:
     opened = open_in(request, request.upload, event, event.operation)
-    layout = state.pool.layout
     shape = (opened.logical.layer_bytes, opened.logical.row_ptr_bytes)
     for name, rows in (("source", event.source), ("destination", event.destination)):
         if (rows.layer_bytes, rows.row_ptr_bytes) != shape:
             refuse(request, event, f"{name} rows do not match the planned rows")
-    free_row(state, request, event, event.row)
-    check_destinations(state, request, event, event.destination, event.reserved)
-    _check_sources(state, request, event, opened)
-    adopted = adopted_areas(request, event, event.adopted, layout)
+    expect_row(draft, request, event, event.row)
+    groups = placed(draft, request, event, event.destination, event.reserved)
+    _check_sources(draft, request, event, opened)
+    adopted = adopted_areas(request, event, event.adopted, draft.layout)
     base = request.view if opened.kind == "diff" else None
     old_logical, old_physical = (base.logical, base.physical) if base else (no_rows(), no_rows())
     logical = joined_rows(joined_rows(old_logical, event.adopted), opened.logical)
     physical = joined_rows(joined_rows(old_physical, adopted), event.destination)
     if event.adopted.id_bytes and (twice := first_repeated(logical)) is not None:  # the rest is apart already
         refuse(request, event, f"layer {twice}: a logical block would have two slots")
-    opened = replace(
+    number = event.operation.operation_id
+    draft.change(
+        request.key,
+        put={
+            Holder("dst", number): Holding(areas=event.destination, rows=(event.row,)),
+            # Adopted areas are held as well: their block may leave the tail before the commit.
+            Holder("src", number): Holding(areas=adopted, sources=distinct(event.source.id_bytes + event.copies)),
+        },
+        reserve=event.reserved,
+        placed=groups,
+    )
+    request.upload.open = replace(
         opened,
         destination=event.destination,
         adopted=event.adopted,
@@ -131,92 +124,63 @@ def leased(state: State, request: RequestState, event: BlocksLeased) -> State:
         table_logical=logical,
         row=event.row,
     )
-    number = event.operation.operation_id
-    sources = distinct(np.concatenate((event.source.ids, int32_view(event.copies)))).astype("<i4").tobytes()
-    ownership = state.ownership.change(
-        request.key,
-        layout,
-        put={
-            Holder("dst", number): Holding(areas=event.destination, rows=(event.row,)),
-            # Adopted areas are held as well: their block may leave the tail before the commit.
-            Holder("src", number): Holding(areas=adopted, sources=sources),
-        },
-        reserve=event.reserved,
-    )
-    return adopt(state, replace(request, upload=replace(request.upload, open=opened)), ownership=ownership)
 
 
-def _check_sources(state: State, request: RequestState, event: BlocksLeased, opened: OpenOperation) -> None:
+def _check_sources(draft: Draft, request: RequestState, event: BlocksLeased, opened: OpenOperation) -> None:
     """Source-only: the request's own valid CPU block of each logical block. Copy: only this plan's copies."""
-    run = state.pool.run
+    run = draft.pool.run
     copies = int32_view(event.copies)
     full, total = (run.cpu_full_blocks, run.cpu_total_blocks) if run else (0, 0)
     if copies.size:
         if int(copies.min()) < full or int(copies.max()) >= total or np.unique(copies).size != copies.size:
             refuse(request, event, f"copy destinations are not distinct ids in [{full}, {total})")
-        taken = copies[state.ownership.taken(state.pool.layout).cpu_blocks(copies)]
-        if taken.size:  # an operation that settles may still be read from
-            refuse(request, event, f"CPU block {int(taken[0])} is held for {state.ownership.holds_source(taken[0])}")
+        held = draft.held_source(event.copies)
+        if held != HOLE:  # an operation that settles may still be read from
+            refuse(request, event, f"CPU block {held} is held for {draft.holds_source(held)}")
         if np.setdiff1d(event.source.ids, copies).size:
             refuse(request, event, "a copied plan reads a CPU block that is not one of its copies")
         return
-    sources = int32_view(request.source)
-    wanted = opened.logical.ids
+    sources, wanted, named = int32_view(request.source), opened.logical.ids, event.source.ids
     if wanted.size and int(wanted.max()) >= sources.size:
         refuse(request, event, f"logical block {int(wanted.max())} has no CPU block")
-    if bool(np.any(sources[wanted] != event.source.ids)) or bool(np.any(event.source.ids == HOLE)):
+    if bool((sources[wanted] != named).any()) or (named.size and int(named.min()) == HOLE):
         refuse(request, event, "a source is not the request's own valid CPU block of that logical block")
 
 
-def started(state: State, request: RequestState, event: TransferStarted) -> State:
+def started(draft: Draft, request: RequestState, event: TransferStarted) -> None:
     opened = open_in(request, request.upload, event, event.operation)
-    expected_ranks(state, request, event, event.ranks)
-    return adopt(state, replace(request, upload=replace(request.upload, open=replace(opened, ranks=event.ranks))))
+    expect_ranks(draft, request, event, event.ranks)
+    request.upload.open = replace(opened, ranks=event.ranks)
 
 
-def transferred(state: State, request: RequestState, event: RankTransferred) -> State:
-    opened = open_in(request, request.upload, event, event.operation)
-    opened = report(request, event, opened, event.rank, event.process_epoch)
-    return adopt(state, replace(request, upload=replace(request.upload, open=opened)))
+def transferred(draft: Draft, request: RequestState, event: RankTransferred) -> None:
+    report(request, request.upload, event, event.operation, event.rank, event.process_epoch)
 
 
-def completed(state: State, request: RequestState, event: TransferCompleted) -> State:
-    all_reported(request, event, open_in(request, request.upload, event, event.operation))
-    return adopt(state, request)
+def completed(draft: Draft, request: RequestState, event: TransferCompleted) -> None:
+    expect_all(request, request.upload, event, event.operation)
 
 
-def committed(state: State, request: RequestState, event: ResidencyCommitted) -> State:
-    opened = open_in(request, request.upload, event, event.operation)
-    if event.generation != opened.generation:
-        refuse(request, event, f"expected generation {opened.generation}, got {event.generation}")
-    number = event.operation.operation_id
-    request, ownership = commit_view(state, request, opened, (Holder("dst", number), Holder("src", number)))
-    return adopt(state, request, ownership=ownership)
+def committed(draft: Draft, request: RequestState, event: ResidencyCommitted) -> None:
+    commit_view(draft, request, request.upload, event, event.operation, event.generation)
 
 
-def published(state: State, request: RequestState, event: KeepMapPublished) -> State:
+def published(draft: Draft, request: RequestState, event: KeepMapPublished) -> None:
     """A zero-byte plan still updates selection and retention state (F1); it changes no table and no owner."""
-    pool = begin(state, request, event, event.operation)
+    expect_next(draft, request, event, event.operation)
     if event.selection_revision != request.selection_revision:
         refuse(request, event, f"expected selection {request.selection_revision}, got {event.selection_revision}")
     check_slots(request, event, event.keep, request.view)
-    opened = OpenOperation(operation=event.operation, lane="upload", replaced=request.current)
-    keep = KeepMap(selection_revision=event.selection_revision, map_revision=request.map_revision, keep=event.keep)
-    key, digest = request.selected
-    return adopt(
-        state,
-        replace(
-            request,
-            upload=replace(request.upload, open=opened),
-            keep_map=keep,
-            commands=remember(request, key, digest, event.operation),
-        ),
-        pool=pool,
+    begin(draft, event.operation)
+    request.upload.open = OpenOperation(operation=event.operation, lane="upload", replaced=request.current)
+    request.keep_map = KeepMap(
+        selection_revision=event.selection_revision, map_revision=request.map_revision, keep=event.keep
     )
+    remember(request, *request.selected, event.operation)
 
 
-def acknowledged(state: State, request: RequestState, event: UploadAcknowledged) -> State:
+def acknowledged(draft: Draft, request: RequestState, event: UploadAcknowledged) -> None:
     opened = open_in(request, request.upload, event, event.operation)
-    if event.process_epoch != state.pool.producer_epoch:
-        refuse(request, event, f"expected producer epoch {state.pool.producer_epoch}, got {event.process_epoch}")
-    return adopt(state, replace(request, upload=Lane(phase=request.upload.phase, closed=closed_record(opened))))
+    if event.process_epoch != draft.pool.producer_epoch:
+        refuse(request, event, f"expected producer epoch {draft.pool.producer_epoch}, got {event.process_epoch}")
+    close(draft, request.upload, opened)

@@ -13,9 +13,7 @@ import msgspec
 
 from kvsweep.ledger.errors import LogError
 from kvsweep.ledger.events import Event
-from kvsweep.ledger.holding import Holders
 from kvsweep.ledger.ids import RequestKey
-from kvsweep.ledger.ownership import NO_HOLDERS
 from kvsweep.ledger.state import RequestState, State
 from kvsweep.ledger.store import encoding
 from kvsweep.ledger.store.codec import EVENT_TYPES, RULES, decode_group, list_length
@@ -52,31 +50,43 @@ def state_digest(state: State) -> str:
     return hashlib.sha256(b"kvsweep state 1\0" + _ENCODER.encode(state.canonical())).hexdigest()
 
 
-def parts_digest(state: State) -> str:
-    """SHA-256 (hex) over the digests of a state's parts. A part that is as it was at the last call is not hashed again.
+class Parts:
+    """Digests of a state's parts, so that what has not changed since the last call is not hashed again.
 
-    By rules 2 and later.
+    A record, a request's holders and its own blocks are the same objects as long as nothing has changed.
     """
-    relation = state.ownership
-    parts = [b"kvsweep state 2\0", _ENCODER.encode([state.pool, relation.shared, relation.shared_sources])]
-    parts += [_of_request(request) for _, request in sorted(state.requests.items())]
-    for key in sorted(relation.held.keys() | relation.own.keys()):
-        parts.append(_of_holders(key, relation.held.get(key, NO_HOLDERS), relation.own.get(key, ())))
-    return sha256(b"".join(parts)).hex()
+
+    def __init__(self) -> None:
+        self._requests: dict[str, tuple[RequestState, bytes]] = {}
+        self._holders: dict[RequestKey, tuple[object, object, bytes]] = {}
+
+    def of(self, state: State) -> str:
+        """SHA-256 (hex) over the digests of the state's parts."""
+        relation = state.ownership
+        shared = tuple(group.blocks for group in relation.shared)
+        parts = [b"kvsweep state 2\0", _ENCODER.encode([state.pool, shared, relation.shared_sources])]
+        before, self._requests = self._requests, {}
+        for name, request in sorted(state.requests.items()):
+            known = before.get(name)
+            if known is None or known[0] is not request:
+                known = request, sha256(_ENCODER.encode(request))
+            self._requests[name] = known
+            parts.append(known[1])
+        held_before, self._holders = self._holders, {}
+        for key in sorted(relation.held.keys() | relation.areas.keys()):
+            holders, areas = relation.held.get(key), relation.areas.get(key)
+            found = held_before.get(key)
+            if found is None or found[0] is not holders or found[1] is not areas:
+                own = tuple(group.blocks for group in areas) if areas else ()
+                found = holders, areas, sha256(_ENCODER.encode([key, sorted((holders or {}).items()), own]))
+            self._holders[key] = found
+            parts.append(found[2])
+        return sha256(b"".join(parts)).hex()
 
 
-def _of_request(request: RequestState) -> bytes:
-    known: bytes | None = request.__dict__.get("_digest")
-    if known is None:
-        known = request.__dict__["_digest"] = sha256(_ENCODER.encode(request))
-    return known
-
-
-def _of_holders(key: RequestKey, holders: Holders, own: tuple[bytes, ...]) -> bytes:
-    def fresh() -> bytes:
-        return sha256(_ENCODER.encode([key, sorted(holders.items()), own]))
-
-    return holders.digest(fresh, own) if holders else fresh()
+def parts_digest(state: State) -> str:
+    """SHA-256 (hex) over the digests of a state's parts."""
+    return Parts().of(state)
 
 
 class Digest:
@@ -90,6 +100,7 @@ class Digest:
         self._rules = rules
         self._gathered: list[Event] = []
         self._whole = hashlib.sha256(b"kvsweep events 1\0")
+        self._parts = Parts()
         self._chain = chain or hashlib.sha256(b"kvsweep events 2\0").digest()
 
     @property
@@ -155,5 +166,5 @@ class Digest:
         self._catch_up()
         one = self._rules == 1
         history = self._whole.hexdigest() if one else self._chain.hex()
-        now = state_digest(state) if one else parts_digest(state)
+        now = state_digest(state) if one else self._parts.of(state)
         return hashlib.sha256(f"kvsweep {1 if one else 2}\0{history}\0{now}".encode()).hexdigest()

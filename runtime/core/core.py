@@ -1,55 +1,64 @@
 """The sans-I/O core: commands and reports go in, events and effects come out. No thread, clock, I/O or random."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import GeneratorType
 from typing import Any, Final, TypeAlias
 
 from kvsweep.kernels.table import Kernels, choose_kernels
 from kvsweep.ledger import events as e
-from kvsweep.ledger import fold, messages
-from kvsweep.ledger.errors import Refused, UsageError
+from kvsweep.ledger import messages as m
+from kvsweep.ledger.draft import Draft
+from kvsweep.ledger.errors import KvsweepError, Refused, UsageError
 from kvsweep.ledger.events import RankEpochs
+from kvsweep.ledger.fold import emit, take
 from kvsweep.ledger.ids import HOLE, POOL, Operation, RequestKey
-from kvsweep.ledger.messages import Command, Effect, Refusal, Release, Report, Reserve, Reserved, Turn
+from kvsweep.ledger.messages import Command, Refusal, Release, Report, Reserve, Reserved, Turn
+from kvsweep.ledger.standing import Standing
 from kvsweep.ledger.state import EMPTY, Remembered, RequestState, State
-from kvsweep.runtime.core import prefixes, reports, requests, restarts, retain, upload
-from kvsweep.runtime.core.batch import Batch
-from kvsweep.runtime.core.compiled_core import Standing
-from kvsweep.runtime.core.follow import Context, release, settle
-from kvsweep.runtime.core.retain import retain_digest
+from kvsweep.runtime.core import prefixes, reports, requests, restarts
+from kvsweep.runtime.core.expect import Asking, CannotPlan, Context
+from kvsweep.runtime.core.follow import follow, release
+from kvsweep.runtime.core.retain import retain, retain_digest
 from kvsweep.runtime.core.steps import HandedOut, OpenSteps
-from kvsweep.runtime.core.upload import CannotPlan, selection_digest
+from kvsweep.runtime.core.upload import select, selection_digest
 from kvsweep.runtime.core.well_formed import check_message, expect_key
 from kvsweep.runtime.settings import Settings
 
 Message: TypeAlias = Command | Report
+Answer: TypeAlias = Callable[[Reserve], Reserved]
+"""Asks the pools, which answer at once."""
 
-_OF_OPERATION: Final = frozenset({messages.Abort, messages.Done, messages.Acknowledged})
-_OF_NO_REQUEST: Final = frozenset(
-    {messages.OpenRequest, messages.EvictPrefix, messages.ProcessStarted, messages.ProcessLost}
-)
+DECIDE: Final[Mapping[type, Callable[[Draft, Context, Any], Any]]] = {
+    m.Select: select,
+    m.Retain: retain,
+    m.OpenTail: requests.open_tail,
+    m.SealTail: requests.seal_tail,
+    m.RegisterSources: requests.register,
+    m.OpenRequest: requests.open_request,
+    m.Abort: requests.abort_operation,
+    m.Preempt: requests.preempt,
+    m.Resume: requests.resume,
+    m.Finish: requests.finish,
+    m.PublishPrefix: prefixes.publish,
+    m.AttachPrefix: prefixes.attach,
+    m.EvictPrefix: prefixes.evict,
+}
+"""Who decides on what the serving loop asks: each gives the operation that it starts or speaks of, or None."""
+
+_OF_OPERATION: Final = frozenset({m.Abort, m.Done, m.Acknowledged})
+_OF_NO_REQUEST: Final = frozenset({m.OpenRequest, m.EvictPrefix, m.ProcessStarted, m.ProcessLost})
 
 
 class Core:
     """One synchronous object. `handle` stages a turn; `adopt` it once its events are in the log, or `discard` it."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        state: State = EMPTY,
-        kernels: Kernels | None = None,
-        compiled: bool | None = None,
-    ) -> None:
-        """kernels  what ranks and plans; None takes those that the settings name.
-        compiled  whether the compiled core decides ordinary words; None: not where the settings name NumPy
-        """
+    def __init__(self, settings: Settings, *, state: State = EMPTY, kernels: Kernels | None = None) -> None:
+        """kernels  what ranks and plans; None takes those that the settings name."""
         self.settings = settings
         self.steps = OpenSteps(settings.limits.open_steps)
+        self._standing = Standing(state)
         chosen = kernels or choose_kernels(settings.kernels.choice, threads=settings.kernels.threads)
-        takes_compiled = settings.kernels.choice != "numpy" if compiled is None else compiled
-        self._standing = Standing(state, settings, self.steps, chosen, compiled=takes_compiled)
-        self._context = Context(settings, self.steps, chosen, self._standing)
-        self._drafts = upload.Drafts()
+        self._context = Context(settings, self.steps, chosen)
 
     def fork(self) -> "Core":
         """Another core in this state, open steps included; neither sees what the other does from here on.
@@ -58,25 +67,29 @@ class Core:
         """
         if self._standing.staged:
             raise UsageError("a turn is staged: adopt or discard it before the core is forked")
-        twin = Core(self.settings, kernels=self._context.kernels, compiled=False)
-        twin.steps = self.steps.fork()
-        twin._standing = self._standing.fork(twin.steps)
-        twin._context = Context(self.settings, twin.steps, self._context.kernels, twin._standing)
+        twin = Core.__new__(Core)
+        twin.settings, twin.steps, twin._standing = self.settings, self.steps.fork(), self._standing.fork()
+        twin._context = Context(self.settings, twin.steps, self._context.kernels)
         return twin
 
     @property
     def state(self) -> State:
-        """The adopted state."""
+        """The adopted state, a value: it stays what it is."""
         return self._standing.state
+
+    def request(self, key: RequestKey) -> RequestState | None:
+        """What is known of exactly this life, or None. Only to be looked at before the next message."""
+        return self._standing.request(key)
 
     # ---- the one door
 
     def fact(self, fact: e.RunConfigured | e.DigestRecorded | e.HandshakeAgreed | e.HandshakeRefused) -> Turn:
         """A fact of the pool that the driver itself knows: the configuration, a digest."""
-        batch = Batch(self.state)
-        batch.state = fold.apply(batch.state, fact)
-        batch.events.append(fact)
-        return self._stage(batch, Turn(outcome="accepted"))
+        self._expect_nothing_staged()
+        draft = self._standing.draft()
+        take(draft, fact)
+        draft.events.append(fact)
+        return self._stage(draft, Turn(outcome="accepted"))
 
     def recover(self, evidence: str, kernels: str, ranks: RankEpochs, producer_epoch: int) -> Turn:
         """Go on where an earlier process stopped: end all that its ranks had, then let these processes live.
@@ -84,133 +97,126 @@ class Core:
         ranks  every rank with the epoch of its new process, above the one that the state knows
         producer_epoch  of the process that holds the CPU's KV: the known one, or a newer one
         """
-        batch = Batch(self._standing.to_decide())
-        restarts.recover(batch, evidence, kernels, ranks, producer_epoch)
-        everybody = [request.key for request in batch.state.requests.values() if request.life != "CLOSED"]
-        return self._finish(batch, Turn(outcome="accepted"), *everybody)
+        draft = self._standing.draft()
+        restarts.recover(draft, evidence, kernels, ranks, producer_epoch)
+        everybody = [request.key for request in draft.everybody() if request.life != "CLOSED"]
+        return self._finish(draft, Turn(outcome="accepted"), *everybody)
 
-    def handle(self, message: Message) -> Turn:
+    def handle(self, message: Message, answer: Answer | None = None) -> Turn:
         """Decide on one message. Nothing changes until `adopt`; a second message waits for that.
+
+        answer  asks the pools. Without it, a turn of outcome "reserve" says what is needed, and `Reserved` is handed in
 
         Raises Malformed for a message that has not the types of its declaration.
         """
+        self._expect_nothing_staged()
+        return self._turn(message, answer)
+
+    def handle_all(self, messages: Sequence[Message], answer: Answer) -> list[Turn]:
+        """Decide on many messages in one go; they are adopted or discarded together.
+
+        Messages about one request keep their order; beyond that, those of one kind are taken together. Each has its own
+        turn, at its place in `messages`: one that is refused changes nothing for its neighbours. Nothing is raised for a
+        message that cannot be meant: its turn says so.
+        """
+        self._expect_nothing_staged()
+        turns: dict[int, Turn] = {}
+        for at in _by_kind(messages):
+            try:
+                turns[at] = self._turn(messages[at], answer)
+            except KvsweepError as error:
+                turns[at] = Turn(outcome="refused", refusal=Refusal(what=type(error).__name__, reason=str(error)))
+        return [turns[at] for at in range(len(messages))]
+
+    def _expect_nothing_staged(self) -> None:
         if self._standing.staged:
             raise UsageError("a turn is staged: adopt or discard it before the next message")
+
+    def _turn(self, message: Message, answer: Answer | None) -> Turn:
         check_message(message)
-        ordinary = self._standing.handle(message)
-        if ordinary is not None:
-            return ordinary
-        batch = Batch(self._standing.to_decide())
         command, reserved = (message.cause, message) if type(message) is Reserved else (message, None)
+        draft = self._standing.draft()
         try:
-            turn = self._decide(batch, command, reserved)
+            found, given = self._decide(draft, command), reserved
+            if isinstance(found, GeneratorType):
+                asking, found = found, _next(found, None)
+                while isinstance(found, Reserve):
+                    if given is None:
+                        if answer is None:  # nothing has changed yet: it is decided again with the answer
+                            return Turn(outcome="reserve", effects=(found,))
+                        reserved = given = answer(found)
+                    found, given = _next(asking, given), None
+            turn = found if isinstance(found, Turn) else Turn(outcome="accepted", operation=found)
+            return self._finish(draft, turn, _request_of(command))
         except Refused as error:
-            return self._refuse(message, error)
+            draft.drop()
+            return self._refuse(command, reserved, error)
         except CannotPlan as error:
+            draft.drop()
             return self._cannot(command, error)
-        if turn.outcome == "reserve":
-            return turn
-        return self._finish(batch, turn, _request_of(command))
+        except BaseException:
+            self._standing.forget_index()  # whatever it was in the middle of
+            raise
 
-    def _finish(self, batch: Batch, turn: Turn, *asked: RequestKey | None) -> Turn:
-        """Take every step that follows by itself, say what is free, and stage."""
-        for key in dict.fromkeys((*batch.keys(), *asked)):
-            if key is not None and batch.state.request(key) is not None:
-                settle(batch, self._context, key)
-        if batch.events:
-            release(batch)
-        about = asked[0] if asked else None
-        return self._stage(batch, turn, turn.operation.request if turn.operation else about)
-
-    def _decide(self, batch: Batch, message: Message, reserved: Reserved | None) -> Turn:
-        if type(message) is messages.Done:
-            outcome, verdict = reports.done(batch, message)
+    def _decide(self, draft: Draft, message: Message) -> Any:
+        """The turn, the operation, or a decision that asks for blocks."""
+        if type(message) is m.Done:
+            outcome, verdict = reports.done(draft, message)
             refusal = None
             if outcome == "refused":
                 refusal = Refusal(what="Done", reason=f"{verdict.rule}: expected {verdict.expected}, got {verdict.got}")
             return Turn(outcome=outcome, refusal=refusal, operation=message.operation)
-        if type(message) is messages.Acknowledged:
-            return Turn(outcome=reports.acknowledged(batch, message), operation=message.operation)
-        if type(message) is messages.ProcessStarted or type(message) is messages.ProcessLost:
-            return self._process(batch, message)
+        if type(message) is m.Acknowledged:
+            return Turn(outcome=reports.acknowledged(draft, message), operation=message.operation)
+        if type(message) is m.ProcessStarted or type(message) is m.ProcessLost:
+            reason = restarts.process(draft, message)
+            if reason is None:
+                return Turn(outcome="accepted")
+            return Turn(outcome="refused", refusal=Refusal(what=type(message).__name__, reason=reason))
         key = _request_of(message)
-        request = batch.state.request(key) if key is not None else None
-        if key is not None and request is None:
-            raise Refused(key, type(message).__name__, "no such request", ("OpenRequest",))
-        repeated = _repeated(request, message) if request is not None else None
-        if repeated is not None:
-            refusal = Refusal(what="Aborted", reason=repeated.aborted) if repeated.aborted else None
-            return Turn(outcome="repeated", operation=repeated.operation, refusal=refusal)
-        if request is not None and request.life == "CLOSED":
-            raise Refused(request.key, type(message).__name__, request.describe(), (), "the request is closed")
-        reply = self._command(batch, message, reserved)
-        if reply is None or isinstance(reply, Operation):
-            return Turn(outcome="accepted", operation=reply)
-        return Turn(outcome="reserve", effects=(reply,))
+        if key is not None:
+            request = draft.known(key)
+            if request is None:
+                raise Refused(key, type(message).__name__, "no such request", ("OpenRequest",))
+            repeated = _repeated(request, message)
+            if repeated is not None:
+                refusal = Refusal(what="Aborted", reason=repeated.aborted) if repeated.aborted else None
+                return Turn(outcome="repeated", operation=repeated.operation, refusal=refusal)
+            if request.life == "CLOSED":
+                raise Refused(key, type(message).__name__, request.describe(), (), "the request is closed")
+        return DECIDE[type(message)](draft, self._context, message)
 
-    def _process(self, batch: Batch, message: messages.ProcessStarted | messages.ProcessLost) -> Turn:
-        reason = restarts.process(batch, message)
-        if reason is None:
-            return Turn(outcome="accepted")
-        return Turn(outcome="refused", refusal=Refusal(what=type(message).__name__, reason=reason))
+    def _finish(self, draft: Draft, turn: Turn, *asked: RequestKey | None) -> Turn:
+        """Take every step that follows by itself, say what is free, and stage."""
+        touched = [request.key for request in draft.requests.values() if request is not None]
+        for key in dict.fromkeys((*touched, *asked)):
+            if key is not None and draft.known(key) is not None:
+                follow(draft, self._context, key)
+        if draft.events:
+            release(draft)
+        about = asked[0] if asked else None
+        return self._stage(draft, turn, turn.operation.request if turn.operation else about)
 
-    def _command(self, batch: Batch, message: Message, reserved: Reserved | None) -> Operation | Reserve | None:
-        # The types themselves are compared: a struct's type takes long to say no to isinstance.
-        if type(message) is messages.Select:
-            return upload.select(batch, self._context, self._drafts, message, reserved)
-        if type(message) is messages.Retain:
-            return retain.retain(batch, self._context, message, reserved)
-        if type(message) is messages.OpenTail:
-            return requests.open_tail(batch, message, reserved)
-        if type(message) is messages.SealTail:
-            return requests.seal_tail(batch, self._context, message, reserved)
-        match message:
-            case messages.PublishPrefix():
-                prefixes.publish(batch, message)
-            case messages.AttachPrefix():
-                prefixes.attach(batch, message)
-            case messages.EvictPrefix():
-                prefixes.evict(batch, message.blocks)
-            case messages.RegisterSources():
-                return requests.register(batch, message, reserved)
-            case messages.OpenRequest():
-                requests.open_request(batch, self._context, message)
-            case messages.Abort():
-                return requests.abort_operation(batch, message)
-            case messages.Preempt():
-                return requests.preempt(batch, self._context, message, reserved)
-            case messages.Resume():
-                requests.resume(batch, message)
-            case messages.Finish():
-                requests.finish(batch, message)
-            case _:
-                raise UsageError(f"expected a command or a report, got {type(message).__name__}")
-        return None
-
-    def _refuse(self, message: Message, error: Refused) -> Turn:
+    def _refuse(self, command: Message, reserved: Reserved | None, error: Refused) -> Turn:
         """The caller's mistake: recorded, and returned for the driver to raise."""
-        batch = Batch(self._standing.to_decide())
-        command = message.cause if type(message) is Reserved else message
+        draft = self._standing.draft()
         key = error.key if isinstance(error.key, RequestKey) else _request_of(command)
-        stream = reports.stream_of(self.state, key) if key is not None else POOL
-        batch.emit(
-            e.CommandRefused,
-            stream,
-            command=type(command).__name__,
-            state=error.state,
-            reason=error.reason or str(error),
-        )
-        batch.effects += _give_back(message)
-        refusal = Refusal(what=error.what, reason=error.reason or str(error), legal=error.legal)
-        return self._stage(batch, Turn(outcome="refused", refusal=refusal))
+        stream = reports.stream_of(draft, key) if key is not None else POOL
+        reason = error.reason or str(error)
+        emit(draft, e.CommandRefused, stream, command=type(command).__name__, state=error.state, reason=reason)
+        if reserved is not None and reserved.device is not None:  # for a plan that did not come about
+            cpu = reserved.cpu_full + reserved.cpu_copy + reserved.claimed
+            draft.effects.append(Release(device=reserved.device, cpu=cpu))
+        refusal = Refusal(what=error.what, reason=reason, legal=error.legal)
+        return self._stage(draft, Turn(outcome="refused", refusal=refusal))
 
     def _cannot(self, command: Message, error: CannotPlan) -> Turn:
         """A named refusal that keeps the old residency and may be tried again."""
-        batch = Batch(self._standing.to_decide())
-        key = _request_of(command)
+        draft, key = self._standing.draft(), _request_of(command)
         if key is None:
             raise UsageError(f"{type(command).__name__} belongs to no request") from error
-        batch.emit(
+        emit(
+            draft,
             e.PlanRefused,
             key,
             lane=error.lane,
@@ -220,45 +226,48 @@ class Core:
             free=error.free,
             selection_revision=error.selection_revision,
         )
-        return self._stage(batch, Turn(outcome="refused", refusal=Refusal(what=error.reason, reason=str(error))))
+        return self._stage(draft, Turn(outcome="refused", refusal=Refusal(what=error.reason, reason=str(error))))
 
     # ---- staging
 
-    def _stage(self, batch: Batch, turn: Turn, key: RequestKey | None = None) -> Turn:
-        self._standing.stage(batch.state)
-        request = batch.state.request(key) if key is not None else None
+    def _stage(self, draft: Draft, turn: Turn, about: RequestKey | None = None) -> Turn:
+        if draft.events:
+            self._standing.stage(draft)
+            self.steps.stage(draft.fences, draft.opened)
         return Turn(
             outcome=turn.outcome,
             refusal=turn.refusal,
             operation=turn.operation,
-            events=tuple(batch.events),
-            effects=tuple(batch.effects),
-            holds_blocks=bool(request and batch.state.ownership.holders(request.key)),
+            events=tuple(draft.events),
+            effects=tuple(draft.effects),
+            holds_blocks=about is not None and bool(draft.holders(about)),
         )
 
-    def adopt(self, turn: Turn) -> None:
-        """The turn's events are in the log: its state is the state."""
+    def adopt(self, *turns: Turn) -> None:
+        """The events of what is staged are in the log: it is the state. Raises UsageError for turns that are not."""
         if self._standing.staged:
-            self._standing.adopt(turn.events)
-        elif turn.events:
+            self._standing.adopt()
+            self.steps.adopt()
+        elif any(turn.events for turn in turns):
             raise UsageError("no turn is staged")
 
-    def discard(self, turn: Turn) -> None:
+    def discard(self, *turns: Turn) -> None:
         """The log said no: nothing happened."""
         self._standing.discard()
+        self.steps.discard()
 
     # ---- steps
 
-    def begin_step(self, requests: Iterable[RequestKey]) -> tuple[int, dict[RequestKey, HandedOut]]:
+    def begin_step(self, keys: Iterable[RequestKey]) -> tuple[int, dict[RequestKey, HandedOut]]:
         """Hand out each request's current generation and tail; committed generations only."""
         handed = {}
-        for key in requests:
+        for key in keys:
             expect_key("begin_step", key)
-            handed[key] = self._standing.handed_out(key) or self._handed_out(key)
+            handed[key] = self._handed_out(key)
         return self.steps.begin(handed), handed
 
     def _handed_out(self, key: RequestKey) -> HandedOut:
-        request, lost = self.state.request(key), self.state.pool.lost
+        request, lost = self._standing.request(key), self._standing.pool.lost
         if request is None or request.life != "RUNNING":
             state = request.describe() if request else "no such request"
             raise Refused(key, "begin_step", state, (), "only a running request is stepped")
@@ -268,28 +277,60 @@ class Core:
         return HandedOut(
             generation=request.current,
             row=view.row if view else HOLE,
-            tail=tuple(block.logical for block in request.tail),
+            tail=tuple([block.logical for block in request.tail]),
         )
 
     def end_step(self, number: int) -> Turn:
         """Every rank has finished the step: what only it held back is retired."""
         if self._standing.staged:
             raise UsageError("a turn is staged: adopt or discard it before the step ends")
-        ended = self.steps.end(number)
-        ordinary = self._standing.end_step(ended)
-        if ordinary is not None:
-            return ordinary
-        return self._finish(Batch(self._standing.to_decide()), Turn(outcome="accepted"), *ended)
+        return self._finish(self._standing.draft(), Turn(outcome="accepted"), *self.steps.end(number))
 
     def pending(self, key: RequestKey | None = None) -> list[str]:
         """Reasons why something is still held, in words; empty when all is settled."""
-        requests = self.state.requests.values() if key is None else filter(None, [self.state.request(key)])
-        return [reason for request in requests for reason in _pending(self.state, request, self.steps)]
+        known = self._standing.requests.values() if key is None else filter(None, [self._standing.request(key)])
+        return [reason for request in known for reason in _pending(request, self.steps)]
+
+
+def _next(asking: Asking, given: Reserved | None) -> Reserve | Operation | None:
+    """What the decision asks for next, or what it comes to."""
+    try:
+        return asking.send(given)  # type: ignore[arg-type]  # None starts it
+    except StopIteration as done:
+        operation: Operation | None = done.value
+        return operation
+
+
+def _by_kind(messages: Sequence[Message]) -> list[int]:
+    """Places of the messages in the order in which they are taken. What is about no request stays where it is."""
+    order: list[int] = []
+    segment: list[tuple[int, int, int]] = []  # (messages about this request before it, kind, place)
+    before: dict[str, int] = {}
+    kinds: dict[type, int] = {}
+    for at, message in enumerate(messages):
+        kind = type(message)
+        key = message.request_id if kind is m.OpenRequest else _id_of(message)  # type: ignore[union-attr]
+        if key is None:
+            order += [place for _, _, place in sorted(segment)] + [at]
+            segment.clear()
+            before.clear()
+            continue
+        level = before[key] = before.get(key, -1) + 1
+        segment.append((level, kinds.setdefault(kind, len(kinds)), at))
+    return order + [place for _, _, place in sorted(segment)]
+
+
+def _id_of(message: Any) -> str | None:
+    try:
+        key = _request_of(message)
+        return key.request_id if key is not None else None
+    except AttributeError:  # malformed: whoever takes it says so
+        return None
 
 
 def _repeated(request: RequestState, message: Message) -> Remembered | None:
     """What this idempotency key already started; the key used for something else is refused."""
-    if type(message) is not messages.Select and type(message) is not messages.Retain:
+    if type(message) is not m.Select and type(message) is not m.Retain:
         return None
     for known in request.commands:
         if known.key == message.idempotency_key:
@@ -300,32 +341,25 @@ def _repeated(request: RequestState, message: Message) -> Remembered | None:
     return None
 
 
-def _what(message: messages.Select | messages.Retain) -> str:
+def _what(message: m.Select | m.Retain) -> str:
     """Digest of what is asked."""
-    return selection_digest(message.selection) if isinstance(message, messages.Select) else retain_digest(message)
+    return selection_digest(message.selection) if isinstance(message, m.Select) else retain_digest(message)
 
 
 def _request_of(message: Any) -> RequestKey | None:
-    kind, key = type(message), None
-    if kind is Reserved:
-        key = _request_of(message.cause)
+    kind = type(message)
+    if kind is m.Select:
+        found: RequestKey = message.selection.request
     elif kind in _OF_OPERATION:
-        key = message.operation.request
-    elif kind is messages.Select:
-        key = message.selection.request
-    elif kind not in _OF_NO_REQUEST:
-        key = message.request
-    return key
+        found = message.operation.request
+    elif kind in _OF_NO_REQUEST:
+        return None
+    else:
+        found = message.request
+    return found
 
 
-def _give_back(message: Message) -> list[Effect]:
-    """Blocks that were reserved for a plan which did not come about."""
-    if type(message) is not Reserved or message.device is None:
-        return []
-    return [Release(device=message.device, cpu=message.cpu_full + message.cpu_copy + message.claimed)]
-
-
-def _pending(state: State, request: RequestState, steps: OpenSteps) -> list[str]:
+def _pending(request: RequestState, steps: OpenSteps) -> list[str]:
     name, reasons = request.key.request_id, []
     for opened in request.open_operations():
         silent = sorted({rank for rank, _ in opened.ranks} - {rank for rank, _ in opened.outcomes})

@@ -3,39 +3,41 @@
 An area is vacant when no holder at all names it, so nothing that is read, draining, fenced or quarantined is written.
 """
 
+from functools import cached_property
+
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from kvsweep.ledger import compiled
-from kvsweep.ledger.holding import EMPTY
-from kvsweep.ledger.ids import Int32, Logical, Physical, RequestKey, Rows, int32_view
-from kvsweep.ledger.kept import kept
+from kvsweep.ledger import areas as a
+from kvsweep.ledger.areas import Areas
+from kvsweep.ledger.draft import Groups
+from kvsweep.ledger.ids import Int32, Logical, Physical, Rows, int32_view
 from kvsweep.ledger.layout import Layout
-from kvsweep.ledger.ownership import Ownership
 from kvsweep.ledger.ragged import ends_of, joined_rows
+
+EMPTY: Int32 = np.empty(0, dtype=np.int32)
 
 
 class VacantAreas:
     """Vacant areas of one request in one group; areas are taken once each."""
 
-    def __init__(self, ownership: Ownership, request: RequestKey, group: int, layout: Layout) -> None:
+    def __init__(self, own: Areas, group: int, layout: Layout) -> None:
         self.layers = layout.group_layers(group)
-        self.blocks, held = ownership.occupancy(request, group, layout)
+        self.blocks = int32_view(own.blocks)
+        self._own = own
         self._at = {layer: row for row, layer in enumerate(self.layers)}
-        self._held = held  # as it was found: nothing that is taken here
-        self._rows = layout.rows_of_group(group)
-        self._taken = False
+        self._row_of_layer = int32_view(layout.rows_of_group(group))
 
-    @kept
+    @cached_property
     def _vacant(self) -> npt.NDArray[np.bool_]:
-        return ~self._held
+        return a.vacant(self._own, len(self.layers))
 
-    @kept
+    @cached_property
     def _order(self) -> npt.NDArray[np.intp]:
         """Fullest first, lowest id among equals."""
-        fullness = np.add.reduce(self._held, axis=0, dtype=np.int32)
-        return np.argsort(-fullness, kind="stable")
+        vacant = np.add.reduce(a.vacant(self._own, len(self.layers)), axis=0, dtype=np.int32)
+        return np.argsort(vacant, kind="stable")
 
     def fullest(self, layers: Int32, wanted: Int32) -> tuple[Int32, Int32, int]:
         """For each layer its first `wanted` vacant blocks, fullest block first.
@@ -43,19 +45,7 @@ class VacantAreas:
         layers, wanted  int32[rows]
         Returns the blocks, row after row, how many of each row, and how many were vacant in all.
         """
-        if compiled.sets is not None and not self._taken:
-            rows = int32_view(self._rows)[layers]
-            blocks, counts, there = compiled.sets.fullest(self._held, self.blocks, rows, wanted)
-            return int32_view(blocks), int32_view(counts), there
-        vacant = np.take(self._vacant, self._order, axis=1)
-        if layers.size != len(self.layers):
-            vacant = vacant[np.searchsorted(self.layers, layers)]
-        nth = np.cumsum(vacant, axis=1, dtype=np.int32)
-        if not nth.size:
-            return EMPTY, np.zeros(layers.size, dtype=np.int32), 0
-        column = np.flatnonzero(vacant & (nth <= wanted[:, None])) % self.blocks.size
-        last = nth[:, -1]
-        return self.blocks[self._order[column]], np.minimum(last, wanted), int(last.sum())
+        return a.fullest(self._own, self._row_of_layer[layers], wanted)
 
     def of_all(self, layers: tuple[int, ...]) -> Int32:
         """Blocks that are vacant in each of these layers, fullest block first."""
@@ -70,7 +60,6 @@ class VacantAreas:
 
     def take(self, layer: int, block: int) -> None:
         self._vacant[self._at[layer], self._index(block)] = False
-        self._taken = True
 
     def _index(self, block: int) -> int | None:
         at = int(np.searchsorted(self.blocks, block))
@@ -104,10 +93,8 @@ class Placement(Struct, frozen=True, kw_only=True):
         return joined_rows(self.chosen, new)
 
 
-def place(
-    ownership: Ownership, request: RequestKey, blocks: Rows[Logical], layout: Layout, *, shared_table: bool
-) -> Placement:
-    """Destinations for as many blocks in each layer as its row has. New blocks = the largest shortfall of any layer.
+def place(own: Groups, blocks: Rows[Logical], layout: Layout, *, shared_table: bool) -> Placement:
+    """Destinations in the request's own blocks for as many blocks in each layer as its row has. New blocks = the largest shortfall of any layer.
 
     With a shared table, slot i has the same physical block in every layer, so only blocks vacant in all of them serve.
     """
@@ -121,7 +108,7 @@ def place(
         if not at.size:
             new_blocks.append(0)
             continue
-        areas = VacantAreas(ownership, request, group, layout)
+        areas = VacantAreas(own[group], group, layout)
         if shared_table:
             free = areas.of_all(tuple(layers[at].tolist()))
             counts[at] = np.minimum(free.size, wanted[at])

@@ -1,43 +1,47 @@
 """Shared prefix blocks: publish what is whole and clean, attach what is there, evict the oldest references."""
 
 from kvsweep.ledger import events as e
-from kvsweep.ledger.ids import HOLE, POOL
-from kvsweep.ledger.messages import AttachPrefix, PublishPrefix
+from kvsweep.ledger.draft import Draft
+from kvsweep.ledger.fold import emit
+from kvsweep.ledger.ids import HOLE, POOL, int32_view
+from kvsweep.ledger.messages import AttachPrefix, EvictPrefix, PublishPrefix
 from kvsweep.ledger.ownership import Holder
 from kvsweep.ledger.state import PREFIXES_KEPT
-from kvsweep.runtime.core.batch import Batch
-from kvsweep.runtime.core.upload import expect_count
+from kvsweep.runtime.core.expect import Context, expect_count
 
 
-def publish(batch: Batch, command: PublishPrefix) -> None:
+def publish(draft: Draft, context: Context, command: PublishPrefix) -> None:
     """Blocks that are not clean and whole, or whose name is known, are passed over: sharing is a chance, not a duty."""
-    layout = batch.state.pool.layout
+    known = {prefix.key for prefix in draft.pool.prefixes}
     for logical, key in command.keys:
-        pool, request = batch.state.pool, batch.request(command.request)
-        known = {prefix.key for prefix in pool.prefixes}
+        request = draft.request(command.request)
         block = next((b for b in request.tail if b.logical == logical and b.phase == "clean"), None)
         if block is None or key in known or HOLE in block.physical or len(known) >= PREFIXES_KEPT:
             continue
-        owned = batch.state.ownership.owned(command.request, layout)
-        if all(area in owned[group] for group, area in enumerate(block.physical)):
-            batch.emit(e.PrefixPublished, command.request, logical=logical, number=pool.next_prefix, key=key)
+        groups = draft.groups(command.request)
+        if all(area in int32_view(groups[group].blocks) for group, area in enumerate(block.physical)):
+            number = draft.pool.next_prefix
+            emit(draft, e.PrefixPublished, command.request, logical=logical, number=number, key=key)
+            known.add(key)
 
 
-def attach(batch: Batch, command: AttachPrefix) -> None:
+def attach(draft: Draft, context: Context, command: AttachPrefix) -> None:
     """From logical block 0 on, up to the first name that is not in the cache."""
-    known = {prefix.key: prefix for prefix in batch.state.pool.prefixes}
+    known = {prefix.key: prefix for prefix in draft.pool.prefixes}
     for logical, key in enumerate(command.keys):
         prefix = known.get(key)
         if prefix is None or prefix.logical != logical:
             return
-        batch.emit(e.PrefixAttached, command.request, logical=logical, number=prefix.number)
+        emit(draft, e.PrefixAttached, command.request, logical=logical, number=prefix.number)
 
 
-def evict(batch: Batch, blocks: int) -> None:
+def evict(draft: Draft, context: Context, command: EvictPrefix) -> None:
+    expect_count(POOL, "EvictPrefix", "the pool", "blocks", command.blocks)
+    evict_oldest(draft, command.blocks)
+
+
+def evict_oldest(draft: Draft, blocks: int) -> None:
     """Oldest references first. A later request attaches up to the first block that is missing."""
-    expect_count(POOL, "EvictPrefix", "the pool", "blocks", blocks)
-    for prefix in batch.state.pool.prefixes[:blocks]:
-        layout, before = batch.state.pool.layout, batch.state.ownership
-        holder = Holder("prefix", prefix.number)
-        freed = before.change(POOL, layout, drop=(holder,)).freed_blocks(before, POOL, layout)
-        batch.emit(e.PrefixEvicted, POOL, number=prefix.number, freed=freed)
+    for prefix in draft.pool.prefixes[:blocks]:
+        freed = draft.freed_by(POOL, Holder("prefix", prefix.number)).freed
+        emit(draft, e.PrefixEvicted, POOL, number=prefix.number, freed=freed)

@@ -4,38 +4,40 @@ from typing import Literal
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.acks import Ack, Verdict, judge
+from kvsweep.ledger.draft import Draft
 from kvsweep.ledger.events import Measured
+from kvsweep.ledger.fold import emit
 from kvsweep.ledger.ids import POOL, RequestKey
 from kvsweep.ledger.messages import Acknowledged, Done
-from kvsweep.ledger.state import RequestState, State
-from kvsweep.runtime.core.batch import Batch
+from kvsweep.ledger.state import RequestState
 from kvsweep.runtime.core.follow import abort
 
 ReportOutcome = Literal["accepted", "repeated", "ignored", "refused"]
 
 
-def stream_of(state: State, key: RequestKey) -> RequestKey:
+def stream_of(draft: Draft, key: RequestKey) -> RequestKey:
     """Stream in which a report about this request is recorded: its latest life, or the pool's."""
-    known = state.requests.get(key.request_id)
+    known = draft.latest(key.request_id)
     return known.key if known is not None else POOL
 
 
-def done(batch: Batch, report: Done) -> tuple[ReportOutcome, Verdict]:
+def done(draft: Draft, report: Done) -> tuple[ReportOutcome, Verdict]:
     """Judge a rank's terminal word and record it."""
     ack = Ack(operation=report.operation, rank=report.rank, process_epoch=report.process_epoch, outcome=report.outcome)
-    verdict = judge(batch.state, ack)
+    verdict = judge(draft, ack)
     if verdict.kind in ("duplicate", "stale", "future", "conflict"):
-        return _record(batch, ack, verdict), verdict
+        return _record(draft, ack, verdict), verdict
     key = report.operation.request
     if verdict.kind == "applied":
-        _apply(batch, report)
+        _apply(draft, report)
         return "accepted", verdict
     if verdict.kind == "aborts":
-        request = batch.request(key)
+        request = draft.request(key)
         lanes = {"upload": request.upload, "retain": request.retain, "store": request.store}
         name = next(name for name, lane in lanes.items() if lane.open and lane.open.operation == report.operation)
-        abort(batch, key, name, f"rank {report.rank} {report.outcome}")
-    batch.emit(
+        abort(draft, key, name, f"rank {report.rank} {report.outcome}")
+    emit(
+        draft,
         e.TransferSettled,
         key,
         operation=report.operation,
@@ -46,8 +48,8 @@ def done(batch: Batch, report: Done) -> tuple[ReportOutcome, Verdict]:
     return "accepted", verdict
 
 
-def _apply(batch: Batch, report: Done) -> None:
-    request = batch.request(report.operation.request)
+def _apply(draft: Draft, report: Done) -> None:
+    request = draft.request(report.operation.request)
     same = {
         "operation": report.operation,
         "rank": report.rank,
@@ -55,7 +57,8 @@ def _apply(batch: Batch, report: Done) -> None:
         "measured": Measured(wait_s=report.wait_s),
     }
     if request.upload.open and request.upload.open.operation == report.operation:
-        batch.emit(
+        emit(
+            draft,
             e.RankTransferred,
             request.key,
             h2d_bytes=report.h2d_bytes,
@@ -64,7 +67,8 @@ def _apply(batch: Batch, report: Done) -> None:
             **same,
         )
     elif request.retain.open and request.retain.open.operation == report.operation:
-        batch.emit(
+        emit(
+            draft,
             e.TablesApplied,
             request.key,
             resident_moved_bytes=report.resident_moved_bytes,
@@ -72,10 +76,10 @@ def _apply(batch: Batch, report: Done) -> None:
             **same,
         )
     else:
-        batch.emit(e.RankStored, request.key, d2h_bytes=report.d2h_bytes, **same)
+        emit(draft, e.RankStored, request.key, d2h_bytes=report.d2h_bytes, **same)
 
 
-def _record(batch: Batch, ack: Ack, verdict: Verdict) -> ReportOutcome:
+def _record(draft: Draft, ack: Ack, verdict: Verdict) -> ReportOutcome:
     """Each outcome is itself recorded; none changes what the ACK speaks of."""
     same = {
         "operation": ack.operation,
@@ -85,18 +89,18 @@ def _record(batch: Batch, ack: Ack, verdict: Verdict) -> ReportOutcome:
         "verdict": verdict.kind,
         "rule": verdict.rule,
     }
-    stream = stream_of(batch.state, ack.operation.request)
+    stream = stream_of(draft, ack.operation.request)
     if verdict.kind in ("duplicate", "stale"):
-        batch.emit(e.AckIgnored, stream, **same)
+        emit(draft, e.AckIgnored, stream, **same)
         return "repeated" if verdict.kind == "duplicate" else "ignored"
-    batch.emit(e.AckRefused, stream, expected=verdict.expected, got=verdict.got, **same)
+    emit(draft, e.AckRefused, stream, expected=verdict.expected, got=verdict.got, **same)
     return "refused"
 
 
-def acknowledged(batch: Batch, report: Acknowledged) -> ReportOutcome:
+def acknowledged(draft: Draft, report: Acknowledged) -> ReportOutcome:
     """The producer's word: closes the lane that waits for it; anything else is recorded and changes nothing."""
-    request = batch.state.request(report.operation.request)
-    current = report.process_epoch == batch.state.pool.producer_epoch
+    request = draft.known(report.operation.request)
+    current = report.process_epoch == draft.pool.producer_epoch
     if request is not None and current:
         for lane, phases, kind in (
             (request.upload, ("PUBLISHED", "COMMITTED"), e.UploadAcknowledged),
@@ -104,16 +108,16 @@ def acknowledged(batch: Batch, report: Acknowledged) -> ReportOutcome:
         ):
             if lane.open is not None and lane.open.operation == report.operation and lane.phase in phases:
                 fields = {"cpu_gather_bytes": report.cpu_gather_bytes} if kind is e.UploadAcknowledged else {}
-                batch.emit(kind, request.key, operation=report.operation, process_epoch=report.process_epoch, **fields)
+                emit(draft, kind, request.key, operation=report.operation, process_epoch=report.process_epoch, **fields)
                 return "accepted"
     ack = Ack(operation=report.operation, rank=PRODUCER, process_epoch=report.process_epoch, outcome="acknowledged")
-    return _record(batch, ack, _unawaited(batch.state, request, report))
+    return _record(draft, ack, _unawaited(draft, request, report))
 
 
-def _unawaited(state: State, request: RequestState | None, report: Acknowledged) -> Verdict:
+def _unawaited(draft: Draft, request: RequestState | None, report: Acknowledged) -> Verdict:
     """Repeated, old, or from a future that was not given out, as for a rank's word."""
-    key, pool = report.operation.request, state.pool
-    latest = state.requests.get(key.request_id)
+    key, pool = report.operation.request, draft.pool
+    latest = draft.latest(key.request_id)
     epoch = latest.key.request_epoch if latest else pool.epoch_floor
     for name, got, last in (
         ("operation id", report.operation.operation_id, pool.next_operation_id - 1),

@@ -1,20 +1,32 @@
 """Retain: build the new view from kept slots and adopted tail blocks by remap, move or pack; start it in one batch."""
 
+from typing import NoReturn
+
 import msgspec
 import numpy as np
 
 from kvsweep.kernels.csr import Csr
 from kvsweep.ledger import events as e
+from kvsweep.ledger.draft import Draft
 from kvsweep.ledger.errors import PoolExhausted, Refused
+from kvsweep.ledger.fold import emit
 from kvsweep.ledger.ids import HOLE, Int32, Logical, Operation, Physical, Rows, Slot, int32_view
-from kvsweep.ledger.messages import MoveBlocks, Reserve, Reserved, Retain
+from kvsweep.ledger.messages import MoveBlocks, Reserve, Retain
 from kvsweep.ledger.ragged import empty_like, first_beyond, first_unsorted, joined_rows, rows_like
+from kvsweep.ledger.reducers.shared import next_operation
 from kvsweep.ledger.state import RequestState
 from kvsweep.ledger.store.hashing import sha256
-from kvsweep.runtime.core.batch import Batch
-from kvsweep.runtime.core.follow import Context
+from kvsweep.runtime.core.expect import (
+    Asking,
+    CannotPlan,
+    Context,
+    expect_lanes,
+    expect_ranks,
+    floor,
+    free_row,
+    ids_bytes,
+)
 from kvsweep.runtime.core.retain_plan import RetainPlan, plan_pack, plan_retain, union_keep
-from kvsweep.runtime.core.upload import CannotPlan, expect_lanes, expect_ranks, free_row, ids_bytes, next_operation
 
 
 def retain_digest(command: Retain) -> str:
@@ -22,62 +34,33 @@ def retain_digest(command: Retain) -> str:
     return sha256(msgspec.msgpack.encode(command, order="deterministic")).hex()
 
 
-def retain(batch: Batch, context: Context, command: Retain, reserved: Reserved | None) -> Operation | Reserve:
-    request, layout = batch.request(command.request), batch.state.pool.layout
-    settings = context.settings.retain
+def retain(draft: Draft, context: Context, command: Retain) -> Asking:
+    request, layout, settings = draft.request(command.request), draft.layout, context.settings.retain
     expect_lanes(request, "Retain")
     if command.map_revision != request.map_revision:
         _refuse(request, f"map_revision: expected {request.map_revision}, the current one, got {command.map_revision}")
     if context.settings.selection.method == "token" and not command.pack:
         _refuse(request, "keep: expected pack, as the token method keeps no slots: each upload replaces the whole set")
-    expect_ranks(batch.state, "retain")
+    expect_ranks(draft, "retain")
     keep, union = command.keep, False
     _check_keep(request, keep, layout.active_layers)
     if settings.union and not command.pack and _one_table(request, command):
         keep = union_keep(keep, dict(zip(keep.layers.tolist(), _slot_counts(request, keep).tolist(), strict=True)))
         union = keep != command.keep  # where all layers keep alike nothing is added, and nothing to label
     _check_adopt(request, command.adopt, layout.active_layers)
-    table = _table(batch, context, request, keep, command.adopt)
-    row = free_row(batch.state, request, "retain")
-    if command.pack:
-        _check_pack(request, command)
-        try:
-            plan = plan_pack(table, batch.state.ownership, request.key, layout)
-        except PoolExhausted as error:
-            raise CannotPlan("retain", "no_space", error.wanted, error.free, 0) from error
-    else:
-        plan = plan_retain(
-            table,
-            keep,
-            batch.state.ownership,
-            request.key,
-            layout,
-            layer_tables=settings.layer_tables,
-            kernels=context.kernels,
-        )
-    if reserved is None and any(plan.new_blocks):
-        return Reserve(cause=command, device=plan.new_blocks, cpu_full=0, cpu_copy=0)
-    if reserved is not None and reserved.device is None:
-        raise CannotPlan("retain", "no_space", sum(plan.new_blocks), 0, reserved.free)
-    new = reserved.device if reserved is not None and reserved.device is not None else (b"",) * layout.groups
+    table = _table(draft, context, request, keep, command.adopt)
+    row = free_row(draft, request, "retain")
+    plan = _plan(draft, context, request, command, keep, table)
+    new: tuple[bytes, ...] = (b"",) * layout.groups
+    if any(plan.new_blocks):
+        got = yield Reserve(cause=command, device=plan.new_blocks, cpu_full=0, cpu_copy=0)
+        if got.device is None:
+            raise CannotPlan("retain", "no_space", sum(plan.new_blocks), 0, got.free)
+        new = got.device
     moved_to = plan.targets(tuple(int32_view(blocks) for blocks in new), layout)
-    return _send(batch, context, command, plan, moved_to, row, new, union=union)
-
-
-def _send(
-    batch: Batch,
-    context: Context,
-    command: Retain,
-    plan: RetainPlan,
-    moved_to: Rows[Physical],
-    row: int,
-    new: tuple[bytes, ...],
-    *,
-    union: bool,
-) -> Operation:
-    request = batch.request(command.request)
-    operation = next_operation(batch.state, request)
-    batch.emit(
+    operation = next_operation(draft, request)
+    emit(
+        draft,
         e.RetainPlanned,
         request.key,
         operation=operation,
@@ -94,27 +77,52 @@ def _send(
         idempotency_key=command.idempotency_key,
         digest=retain_digest(command),
     )
-    ranks = batch.state.pool.ranks
-    opened = batch.request(request.key).retain.open
+    _send(draft, operation, plan)
+    return operation
+
+
+def _plan(
+    draft: Draft, context: Context, request: RequestState, command: Retain, keep: Rows[Slot], table: Rows[Physical]
+) -> RetainPlan:
+    own, layout = draft.groups(request.key), draft.layout
+    if not command.pack:
+        layer_tables = context.settings.retain.layer_tables
+        return plan_retain(table, keep, own, layout, layer_tables=layer_tables, kernels=context.kernels)
+    _check_pack(request, command)
+    try:
+        return plan_pack(table, own, layout)
+    except PoolExhausted as error:
+        raise CannotPlan("retain", "no_space", error.wanted, error.free, 0) from error
+
+
+def _send(draft: Draft, operation: Operation, plan: RetainPlan) -> None:
+    ranks, opened = draft.pool.ranks, draft.request(operation.request).retain.open
     if opened is None:
         raise LookupError(f"{operation} is not open")
-    size = ids_bytes(plan.moved_from, moved_to, opened.table) * len(ranks)
+    size = ids_bytes(plan.moved_from, opened.destination, opened.table) * len(ranks)
     # The row was free, so nobody reads it: no wait lies between the plan and its sending.
-    batch.emit(e.ReadersDrained, request.key, operation=operation, row=row, ranks=ranks, metadata_bytes=size)
-    batch.effect(
+    emit(
+        draft,
+        e.ReadersDrained,
+        operation.request,
+        operation=operation,
+        row=opened.row,
+        ranks=ranks,
+        metadata_bytes=size,
+    )
+    draft.effects.append(
         MoveBlocks(
             operation=operation,
             ranks=ranks,
             generation=opened.generation,
-            row=row,
+            row=opened.row,
             mode=plan.mode,
             source=plan.moved_from,
-            destination=moved_to,
+            destination=opened.destination,
             table=opened.table,
-            floor=context.spoken.floor(operation.operation_id),
+            floor=floor(draft, operation),
         )
     )
-    return operation
 
 
 def _check_keep(request: RequestState, keep: Rows[Slot], layers: tuple[int, ...]) -> None:
@@ -139,7 +147,7 @@ def _check_pack(request: RequestState, command: Retain) -> None:
         _refuse(request, "pack: expected every slot of the current view and nothing adopted")
 
 
-def _refuse(request: RequestState, reason: str) -> None:
+def _refuse(request: RequestState, reason: str) -> NoReturn:
     raise Refused(request.key, "Retain", request.describe(), (), reason)
 
 
@@ -162,7 +170,7 @@ def _one_table(request: RequestState, command: Retain) -> bool:
 
 
 def _table(
-    batch: Batch, context: Context, request: RequestState, keep: Rows[Slot], adopt: Rows[Logical]
+    draft: Draft, context: Context, request: RequestState, keep: Rows[Slot], adopt: Rows[Logical]
 ) -> Rows[Physical]:
     """Physical ids of kept slots, then of adopted tail blocks, row for row."""
     view = request.view
@@ -172,7 +180,7 @@ def _table(
         kept = rows_like(keep, context.kernels.remap_rows(Csr(physical.row_ptr, physical.ids), slots).ids)
     if not adopt.id_bytes:
         return kept
-    groups = batch.state.pool.layout.group_of_layer
+    groups = draft.layout.group_of_layer
     areas: dict[int, Int32] = {}
     for layer, ids in adopt.items():
         group = int(groups[layer])

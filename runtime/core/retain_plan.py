@@ -8,11 +8,11 @@ from msgspec import Struct
 
 from kvsweep.kernels.csr import Csr
 from kvsweep.kernels.table import Kernels, choose_kernels
+from kvsweep.ledger.draft import Groups
 from kvsweep.ledger.errors import LayoutError, PoolExhausted
 from kvsweep.ledger.events import Attention, RetainMode
-from kvsweep.ledger.ids import Int32, Physical, RequestKey, Rows, Slot
+from kvsweep.ledger.ids import Int32, Physical, Rows, Slot, int32_view
 from kvsweep.ledger.layout import Layout
-from kvsweep.ledger.ownership import Ownership
 from kvsweep.ledger.ragged import empty_like
 from kvsweep.runtime.core.placement import VacantAreas
 
@@ -44,8 +44,7 @@ class RetainPlan(Struct, frozen=True, kw_only=True):
 def plan_retain(
     table: Rows[Physical],
     keep: Rows[Slot],
-    ownership: Ownership,
-    request: RequestKey,
+    own: Groups,
     layout: Layout,
     *,
     layer_tables: bool,
@@ -62,7 +61,7 @@ def plan_retain(
         return _remap("shared", keep, layout)
     if layer_tables:
         return _remap("layer", keep, layout)
-    return _byte_move(dict(table.items()), keep, ownership, request, layout)
+    return _byte_move(dict(table.items()), keep, own, layout)
 
 
 def _alike(classes: Int32, group_of_row: Int32, groups: int) -> bool:
@@ -92,9 +91,7 @@ def _remap(mode: RetainMode, keep: Rows[Slot], layout: Layout) -> RetainPlan:
     )
 
 
-def _byte_move(
-    table: Mapping[int, Int32], keep: Rows[Slot], ownership: Ownership, request: RequestKey, layout: Layout
-) -> RetainPlan:
+def _byte_move(table: Mapping[int, Int32], keep: Rows[Slot], own: Groups, layout: Layout) -> RetainPlan:
     """Give every slot one physical block in all layers of its group, copying as few areas as that takes.
 
     A slot that already has one is kept by reference. Otherwise it stays in the block where most of its layers are, if
@@ -105,7 +102,7 @@ def _byte_move(
     new_blocks = []
     for group in range(layout.groups):
         layers = tuple(layer for layer in layout.group_layers(group) if layer in table)
-        vacant = VacantAreas(ownership, request, group, layout)
+        vacant = VacantAreas(own[group], group, layout)
         new = 0
         for slot in range(max((table[layer].size for layer in layers), default=0)):
             areas = {layer: int(table[layer][slot]) for layer in layers if slot < table[layer].size}
@@ -138,7 +135,7 @@ def _slot_target(areas: dict[int, int], vacant: VacantAreas) -> int | None:
     return int(free[0]) if free.size else None
 
 
-def plan_pack(rows: Rows[Physical], ownership: Ownership, request: RequestKey, layout: Layout) -> RetainPlan:
+def plan_pack(rows: Rows[Physical], own: Groups, layout: Layout) -> RetainPlan:
     """Gather the view's areas in as few blocks as its fullest layer needs; no new block is taken.
 
     M is the largest number of live areas of any layer. The M fullest blocks stay; per layer, the areas of the others
@@ -150,12 +147,12 @@ def plan_pack(rows: Rows[Physical], ownership: Ownership, request: RequestKey, l
     moved_to: dict[int, list[int]] = {layer: [] for layer in layout.active_layers}
     for group in range(layout.groups):
         layers = tuple(layer for layer in layout.group_layers(group) if layer in table)
-        own = ownership.owned(request, layout)[group]
-        unshared = {layer: table[layer][np.isin(table[layer], own)] for layer in layers}
+        blocks = int32_view(own[group].blocks)
+        unshared = {layer: table[layer][np.isin(table[layer], blocks)] for layer in layers}
         live = Counter(int(block) for layer in layers for block in unshared[layer])
         most = max((unshared[layer].size for layer in layers), default=0)
         kept = [block for block, _ in sorted(live.items(), key=lambda item: (-item[1], item[0]))[:most]]
-        vacant = VacantAreas(ownership, request, group, layout)
+        vacant = VacantAreas(own[group], group, layout)
         for layer in layers:
             victims = [area for area in unshared[layer].tolist() if area not in kept]
             room = [block for block in kept if vacant.is_vacant(layer, block)]

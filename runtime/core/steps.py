@@ -1,5 +1,7 @@
 """Open steps: which generation and which tail each was handed. Not logged; what they hold back is (BlocksRetired)."""
 
+from collections.abc import Collection
+
 from msgspec import Struct
 
 from kvsweep.ledger.errors import Busy, UsageError
@@ -22,6 +24,9 @@ class OpenSteps:
         self._open: dict[int, dict[RequestKey, HandedOut]] = {}
         self._fences: dict[tuple[RequestKey, int], set[int]] = {}
         self._next = 1
+        # Of turns that are staged: fences to be bound, and to be forgotten, once they are adopted.
+        self._made: list[tuple[RequestKey, int]] = []
+        self._opened: list[tuple[RequestKey, int]] = []
 
     def fork(self) -> "OpenSteps":
         """Another set with the same open steps and fences."""
@@ -68,15 +73,34 @@ class OpenSteps:
         """Whether an open step was handed the request's tail: it may read or write it."""
         return any(request in handed for handed in self._open.values())
 
-    def fence(self, request: RequestKey, number: int) -> None:
-        """Bind a new fence to every step that is open on the request now."""
-        self._fences[(request, number)] = {step for step, handed in self._open.items() if request in handed}
+    # ---- fences
 
-    def fence_is_quiet(self, request: RequestKey, number: int) -> bool:
+    def stage(self, made: list[tuple[RequestKey, int]], opened: list[tuple[RequestKey, int]]) -> None:
+        """Fences that a turn closed and opened; they are bound when it is adopted."""
+        self._made += made
+        self._opened += opened
+
+    def adopt(self) -> None:
+        """Bind the new fences to every step that is open on their request now, and forget those that have opened."""
+        for request, number in self._made:
+            waits_for = {step for step, handed in self._open.items() if request in handed}
+            self._fences[(request, number)] = waits_for
+        for fence in self._opened:
+            self._fences.pop(fence, None)
+        self.discard()
+
+    def discard(self) -> None:
+        self._made.clear()
+        self._opened.clear()
+
+    def fence_is_quiet(self, request: RequestKey, number: int, made: Collection[tuple[RequestKey, int]]) -> bool:
+        """Whether no open step waits behind the fence.
+
+        made  fences of the turn that asks. Those, and what is staged, are not bound yet: whatever is open holds them
+        """
+        if (request, number) in made or (request, number) in self._made:
+            return not self.writes(request)
         return not self._fences.get((request, number))
-
-    def forget_fence(self, request: RequestKey, number: int) -> None:
-        self._fences.pop((request, number), None)
 
     def open_numbers(self, request: RequestKey) -> tuple[int, ...]:
         return tuple(number for number, handed in self._open.items() if request in handed)

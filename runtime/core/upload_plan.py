@@ -95,23 +95,6 @@ def plan_upload(
     )
 
 
-def new_blocks(
-    kernels: Kernels, want_ptr: bytes, want_ids: bytes, held_ptr: bytes, held_ids: bytes, whole_blocks: int
-) -> tuple[bytes, bytes]:
-    """(row_ptr, ids) of what is wanted and not held, where every layer has its own table: nothing is padded then.
-
-    Rows of '<i4' ids, as many wanted as held ones.
-    """
-    plan = kernels.plan_diff(
-        Csr(int32_view(want_ptr), int32_view(want_ids)),
-        Csr(np.zeros(len(want_ptr) // 4, dtype=np.int32), np.empty(0, dtype=np.int32)),
-        Csr(int32_view(held_ptr), int32_view(held_ids)),
-        sequence_blocks=whole_blocks,
-        shared_table=False,
-    )
-    return plan.upload.row_ptr.astype("<i4", copy=False).tobytes(), plan.upload.ids.astype("<i4", copy=False).tobytes()
-
-
 def plan_tokens(packed: Rows[Logical], *, shared_table: bool) -> BlockDiffPlan:
     """All packed blocks go to new destinations; one table serves only layers with equal numbers of them."""
     counts = packed.counts

@@ -297,7 +297,7 @@ def test_b6_whatever_else_is_held_keeps_a_request_from_closing() -> None:
     """The relation has the last word, also over what no record of the request explains."""
     w = World()
     w.emit(e.RequestFinished)
-    leak = w.state.ownership.change(A, w.layout, put={Holder("dst", 99): Holding(sources=int32_bytes([9]))})
+    leak = change(w.state.ownership, A, w.layout, put={Holder("dst", 99): Holding(sources=int32_bytes([9]))})
     w.state = replace(w.state, ownership=leak)
     w.refuse("close only when nothing is held: resources are held", e.RequestClosed)
 

@@ -23,7 +23,7 @@ def areas(ids: dict[int, list[int]]) -> Holding:
 def owning(blocks: list[int], **put: Any) -> Ownership:
     """A reserved `blocks` and holds what `put` says (view=…, dst=…)."""
     holders = {Holder(kind, 1): holding for kind, holding in put.items()}  # type: ignore[arg-type]
-    return NOTHING_OWNED.change(A, TWO_LAYERS, put=holders, reserve=(int32_bytes(blocks),))
+    return change(NOTHING_OWNED, A, TWO_LAYERS, put=holders, reserve=(int32_bytes(blocks),))
 
 
 def own(ownership: Ownership, layout: Any = TWO_LAYERS, group: int = 0) -> list[int]:
@@ -46,9 +46,9 @@ def test_b6_an_area_is_vacant_exactly_when_nobody_holds_it_whoever_the_holder() 
 
 def test_b6_a_block_is_free_only_with_its_last_area() -> None:
     ownership = owning([2], view=areas({0: [2], 1: [2]}))
-    left = ownership.change(A, TWO_LAYERS, put={NEXT: areas({0: [], 1: [2]})}, drop=(VIEW,))
+    left = change(ownership, A, TWO_LAYERS, put={NEXT: areas({0: [], 1: [2]})}, drop=(VIEW,))
     assert (own(left), vacant(left, 0), vacant(left, 1)) == ([2], [2], [])
-    gone = left.change(A, TWO_LAYERS, drop=(NEXT,))
+    gone = change(left, A, TWO_LAYERS, drop=(NEXT,))
     assert own(gone) == []
     assert gone.canonical() == NOTHING_OWNED.canonical(), "own is dropped with the block: nothing is left behind"
 
@@ -56,30 +56,30 @@ def test_b6_a_block_is_free_only_with_its_last_area() -> None:
 def test_b6_pairs_are_added_before_they_are_removed() -> None:
     """A commit moves areas from the operation to the view; in between, nothing of them is free."""
     ownership = owning([2], dst=areas({0: [2], 1: [2]}))
-    moved = ownership.change(A, TWO_LAYERS, put={VIEW: areas({0: [2], 1: [2]})}, drop=(Holder("dst", 1),))
+    moved = change(ownership, A, TWO_LAYERS, put={VIEW: areas({0: [2], 1: [2]})}, drop=(Holder("dst", 1),))
     assert own(moved) == [2]
 
 
 def test_b6_an_area_with_two_holders_needs_both_to_go_in_either_order() -> None:
     both = owning([2, 3], view=areas({0: [2], 1: [2]}), tail=areas({0: [2, 3], 1: [2, 3]}))
     for first, second in itertools.permutations((Holder("view", 1), Holder("tail", 1))):
-        one = both.change(A, TWO_LAYERS, drop=(first,))
+        one = change(both, A, TWO_LAYERS, drop=(first,))
         assert 2 in own(one)
-        assert own(one.change(A, TWO_LAYERS, drop=(second,))) == []
+        assert own(change(one, A, TWO_LAYERS, drop=(second,))) == []
 
 
 def test_b6_replacing_what_a_holder_holds_frees_what_it_held_before() -> None:
     ownership = owning([2, 3], view=areas({0: [2], 1: [3]}))
-    assert own(ownership.change(A, TWO_LAYERS, put={VIEW: areas({0: [3], 1: [3]})})) == [3]
+    assert own(change(ownership, A, TWO_LAYERS, put={VIEW: areas({0: [3], 1: [3]})})) == [3]
 
 
 def test_groups_have_pools_of_their_own() -> None:
     """Block 2 of one group and block 2 of another are two blocks."""
-    ownership = NOTHING_OWNED.change(
+    ownership = change(NOTHING_OWNED, 
         A, WITH_SLIDING, put={VIEW: areas({0: [2], 1: [2], 2: [2]}), NEXT: areas({2: [5]})},
         reserve=(int32_bytes([2]), int32_bytes([2, 5])),
     )  # fmt: skip
-    left = ownership.change(A, WITH_SLIDING, put={VIEW: areas({0: [2], 1: []})})
+    left = change(ownership, A, WITH_SLIDING, put={VIEW: areas({0: [2], 1: []})})
     assert (own(left, WITH_SLIDING), own(left, WITH_SLIDING, 1)) == ([2], [5])
     layers = [found.tolist() for found in blocks_by_group(rows({0: [4, 1], 1: [1], 2: [9, 9]}), WITH_SLIDING)]
     assert layers == [[1, 4], [9]]
@@ -87,14 +87,14 @@ def test_groups_have_pools_of_their_own() -> None:
 
 def test_what_one_request_drops_leaves_another_requests_own_alone() -> None:
     ownership = owning([2], view=areas({0: [2], 1: [2]}))
-    two = ownership.change(B, TWO_LAYERS, put={VIEW: areas({0: [4], 1: []})}, reserve=(int32_bytes([4]),))
-    left = two.change(A, TWO_LAYERS, drop=(VIEW,))
+    two = change(ownership, B, TWO_LAYERS, put={VIEW: areas({0: [4], 1: []})}, reserve=(int32_bytes([4]),))
+    left = change(two, A, TWO_LAYERS, drop=(VIEW,))
     assert [left.owned(key, TWO_LAYERS)[0].tolist() for key in (A, B)] == [[], [4]]
 
 
 def test_b4_own_gives_no_lifetime() -> None:
     """Reserving holds nothing: only pairs do."""
-    ownership = NOTHING_OWNED.change(A, TWO_LAYERS, reserve=(int32_bytes([1, 2]),))
+    ownership = change(NOTHING_OWNED, A, TWO_LAYERS, reserve=(int32_bytes([1, 2]),))
     assert ownership.holders(A) == {}
     assert (vacant(ownership, 0), vacant(ownership, 1)) == ([1, 2], [1, 2])
 
@@ -102,7 +102,7 @@ def test_b4_own_gives_no_lifetime() -> None:
 def test_the_relation_is_never_changed_only_replaced() -> None:
     before = owning([2], view=areas({0: [2], 1: [2]}))
     kept = repr(before.canonical())
-    before.change(A, TWO_LAYERS, put={DST: areas({0: [2], 1: []})}, drop=(VIEW,))
+    change(before, A, TWO_LAYERS, put={DST: areas({0: [2], 1: []})}, drop=(VIEW,))
     assert repr(before.canonical()) == kept
 
 
@@ -111,9 +111,9 @@ def test_a_holder_that_is_not_there_cannot_let_go() -> None:
     kept = repr(before.canonical())
     for holder in (NEXT, Holder("dst", 1), Holder("view", 1, 1)):
         with pytest.raises(KeyError):
-            before.change(A, TWO_LAYERS, drop=(holder,))
+            change(before, A, TWO_LAYERS, drop=(holder,))
     with pytest.raises(KeyError):
-        before.change(B, TWO_LAYERS, drop=(VIEW,))
+        change(before, B, TWO_LAYERS, drop=(VIEW,))
     assert repr(before.canonical()) == kept
 
 
@@ -130,7 +130,7 @@ def test_a_canonical_form_does_not_tell_in_which_order_holders_came() -> None:
 
 def test_b6_freed_is_owned_before_less_referenced_after() -> None:
     before = owning([1, 2, 3], view=areas({0: [1, 2], 1: [1, 3]}), src=Holding(sources=int32_bytes([8, 9])))
-    after = before.change(A, TWO_LAYERS, put={NEXT: areas({0: [2], 1: []})}, drop=(VIEW, Holder("src", 1)))
+    after = change(before, A, TWO_LAYERS, put={NEXT: areas({0: [2], 1: []})}, drop=(VIEW, Holder("src", 1)))
     freed = after.freed_since(before, A, TWO_LAYERS)
     assert [ids_of(blocks) for blocks in freed.device] == [[1, 3]]
     assert ids_of(freed.sources) == [8, 9]
@@ -138,21 +138,21 @@ def test_b6_freed_is_owned_before_less_referenced_after() -> None:
 
 
 def test_a_leased_source_stays_held_when_its_owner_goes() -> None:
-    ownership = NOTHING_OWNED.change(
+    ownership = change(NOTHING_OWNED, 
         A, TWO_LAYERS,
         put={Holder("owner"): Holding(sources=int32_bytes([0, 1])), SRC: Holding(sources=int32_bytes([1, 12]))},
     )  # fmt: skip
     assert ownership.sources(A).tolist() == [0, 1, 12]
-    left = ownership.change(A, TWO_LAYERS, drop=(Holder("owner"),))
+    left = change(ownership, A, TWO_LAYERS, drop=(Holder("owner"),))
     assert left.sources(A).tolist() == [1, 12]
     assert ids_of(left.freed_since(ownership, A, TWO_LAYERS).sources) == [0]
     assert NOTHING_OWNED.sources(A).tolist() == []
 
 
 def test_rows_are_held_like_blocks() -> None:
-    ownership = NOTHING_OWNED.change(A, TWO_LAYERS, put={VIEW: Holding(rows=(0,)), DST: Holding(rows=(1,))})
+    ownership = change(NOTHING_OWNED, A, TWO_LAYERS, put={VIEW: Holding(rows=(0,)), DST: Holding(rows=(1,))})
     assert ownership.rows(A) == {0, 1}
-    assert ownership.change(A, TWO_LAYERS, drop=(VIEW,)).rows(A) == {1}
+    assert change(ownership, A, TWO_LAYERS, drop=(VIEW,)).rows(A) == {1}
     assert ownership.rows(B) == frozenset()
 
 
@@ -174,8 +174,7 @@ def test_b6_any_sequence_of_changes_owns_what_a_dict_of_sets_owns(changes: Any) 
         before = {block for pairs in held.values() for _, block in pairs}
         gone = {holder for holder in drop if holder in held or holder in put}
         new = {block for ids in put.values() for blocks in ids.values() for block in blocks} - reserved
-        ownership = ownership.change(
-            A, TWO_LAYERS, put={holder: areas(ids) for holder, ids in put.items()}, drop=gone,
+        ownership = change(ownership, A, TWO_LAYERS, put={holder: areas(ids) for holder, ids in put.items()}, drop=gone,
             reserve=(int32_bytes(sorted(new)),),
         )  # fmt: skip
         held |= {holder: {(layer, block) for layer in ids for block in ids[layer]} for holder, ids in put.items()}

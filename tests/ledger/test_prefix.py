@@ -42,7 +42,7 @@ def holders_of(w: World, layer: int = 0, block: int = BLOCK) -> list[tuple[str, 
 def freed_sources(w: World, key: RequestKey, act: Callable[[], Any]) -> list[int]:
     before = w.state.ownership
     act()
-    return ids_of(w.state.ownership.freed_since(before, key, w.layout).sources)
+    return freed_sources(before, w.state.ownership)
 
 
 # ---- publish

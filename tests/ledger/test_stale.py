@@ -31,7 +31,7 @@ def again(logical: list[int], source: list[int]) -> dict[str, Any]:
 def freed(w: World, fact: type[e.Event], **fields: Any) -> list[int]:
     before = w.state.ownership
     w.emit(fact, **fields)
-    return ids_of(w.state.ownership.freed_since(before, A, w.layout).sources)
+    return freed_sources(before, w.state.ownership)
 
 
 def test_a_restart_makes_every_source_stale_and_frees_none() -> None:

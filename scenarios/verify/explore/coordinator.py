@@ -19,6 +19,7 @@ from kvsweep.ledger.messages import (
     PublishKeepMap,
     Release,
     Reserve,
+    Reserved,
     SealTail,
     StoreBlocks,
     Transfer,
@@ -26,7 +27,6 @@ from kvsweep.ledger.messages import (
 )
 from kvsweep.ledger.state import RequestState, State
 from kvsweep.runtime.core.core import Core, Message
-from kvsweep.scenarios.verify.explore.beside import Beside, Said
 from kvsweep.scenarios.verify.explore.contents import NOTHING, UNCONFIRMED, label
 from kvsweep.scenarios.verify.explore.digest import unordered
 from kvsweep.scenarios.verify.explore.oracles import Oracles
@@ -61,13 +61,11 @@ class Coordinator:
     acks   (operation, process epoch): the producer's words
     reads  open step → what it reads
     books  what the oracles know of one history that leads here; no part of the state
-    complaints  what they found in that history, and where the compiled core differed in it
-    beside  the compiled core, asked the same where there is one
-    grown   how its machine comes to this state in that history
+    complaints  what they found in that history
     """
 
-    def __init__(self, world: World, beside: Beside | None = None) -> None:
-        self.world, self.beside = world, beside
+    def __init__(self, world: World) -> None:
+        self.world = world
         self.core = Core(world.settings)
         self.pools = Pools(
             DevicePools(world.layout, (world.blocks,) * world.layout.groups),
@@ -92,14 +90,11 @@ class Coordinator:
         self.core.adopt(turn)
         oracles = Oracles()
         oracles.sees(turn.events)
-        self.differs: tuple[str, ...] = ()
         self._keep(oracles)
-        self.grown = beside.begins(self.state) if beside is not None else None
 
     def fork(self) -> "Coordinator":
         twin = Coordinator.__new__(Coordinator)
-        twin.world, twin.beside, twin.grown, twin.differs = self.world, self.beside, self.grown, self.differs
-        twin.core, twin.pools = self.core.fork(), self.pools
+        twin.world, twin.core, twin.pools = self.world, self.core.fork(), self.pools
         twin.sent, twin.acks, twin.reads = self.sent, self.acks, dict(self.reads)
         twin.books, twin.complaints = self.books, self.complaints
         return twin
@@ -134,22 +129,19 @@ class Coordinator:
         twin, oracles = self.fork(), Oracles(self.books)
         oracles.hears(message)
         written = self._confirmed(message) if isinstance(message, SealTail) else []
-        said = [(message, twin.core.handle(message))]
-        while said[-1][1].outcome == "reserve":
-            (ask,) = said[-1][1].effects
-            if not isinstance(ask, Reserve):
-                raise TypeError(f"expected Reserve, got {type(ask).__name__}")
-            twin.pools = _forked(twin.pools)
-            reserved = twin.pools.reserve(ask)
-            said.append((reserved, twin.core.handle(reserved)))
-        return twin._took(self.core, said, oracles, written)
+        turn = twin.core.handle(message, twin._reserve)
+        return twin._took(turn, oracles, written)
+
+    def _reserve(self, ask: Reserve) -> Reserved:
+        self.pools = _forked(self.pools)
+        return self.pools.reserve(ask)
 
     def ends_step(self, number: int) -> tuple["Coordinator", Turn, tuple[Poke, ...]]:
         twin, oracles = self.fork(), Oracles(self.books)
         oracles.ends(number)
         turn = twin.core.end_step(number)
         del twin.reads[number]
-        return twin._took(self.core, [(number, turn)], oracles, [])
+        return twin._took(turn, oracles, [])
 
     def begins_step(self, keys: tuple[RequestKey, ...]) -> "Coordinator":
         """Raises Refused where the core does."""
@@ -160,13 +152,11 @@ class Coordinator:
         twin.reads[number] = Reads(ranks, found)
         oracles = Oracles(self.books)
         oracles.begins(number, handed)
-        if self.beside is not None and self.grown is not None:
-            twin.differs += tuple(self.beside.begun(self.core, self.grown, handed))
         twin._keep(oracles)
         return twin
 
     def _keep(self, oracles: Oracles) -> None:
-        self.books, self.complaints = oracles.books(), (*oracles.complaints(), *self.differs)
+        self.books, self.complaints = oracles.books(), oracles.complaints()
 
     def handed_out(self, key: RequestKey, generation: int, row: int) -> Cells:
         """What a step of this moment reads of one request."""
@@ -191,14 +181,8 @@ class Coordinator:
 
     # ---- effects
 
-    def _took(
-        self, before: Core, said: Said, oracles: Oracles, pokes: list[Poke]
-    ) -> tuple["Coordinator", Turn, tuple[Poke, ...]]:
-        turn = said[-1][1]
+    def _took(self, turn: Turn, oracles: Oracles, pokes: list[Poke]) -> tuple["Coordinator", Turn, tuple[Poke, ...]]:
         self.core.adopt(turn)
-        if self.beside is not None and self.grown is not None:
-            self.grown, differs = self.beside.took(before, self.grown, said, self.core)
-            self.differs += tuple(differs)
         oracles.sees(turn.events)
         self._keep(oracles)
         for event in turn.events:

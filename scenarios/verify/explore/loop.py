@@ -14,7 +14,6 @@ from kvsweep.ledger.messages import Abort, Command, Finish, OpenRequest, Preempt
 from kvsweep.ledger.phases import ABORTABLE
 from kvsweep.ledger.state import RequestState
 from kvsweep.scenarios.verify.explore.asks import first_registration, message_of, registration_again
-from kvsweep.scenarios.verify.explore.beside import Beside
 from kvsweep.scenarios.verify.explore.coordinator import Coordinator
 from kvsweep.scenarios.verify.explore.oracles import Oracles
 from kvsweep.scenarios.verify.explore.rank import Poke
@@ -183,9 +182,9 @@ def undrained(coordinator: Coordinator) -> list[str]:
     return found + [f"rank {rank} is lost" for rank in coordinator.state.pool.lost]
 
 
-def first_coordinator(world: World, beside: Beside | None = None) -> Done:
+def first_coordinator(world: World) -> Done:
     """Every request is opened and its blocks are registered."""
-    coordinator, turn = Coordinator(world, beside), None
+    coordinator, turn = Coordinator(world), None
     pokes: list[Poke] = []
     for asker in world.askers:
         coordinator, turn, more = opened_with_blocks(coordinator, asker)

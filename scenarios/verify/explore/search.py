@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from kvsweep.scenarios.verify.explore.beside import Asked, Beside
 from kvsweep.scenarios.verify.explore.space import Space
 from kvsweep.scenarios.verify.explore.world import World
 
@@ -25,7 +24,6 @@ class Found(Struct, frozen=True, kw_only=True):
     trail: tuple[str, ...]  # the actions that lead there, fewest first found
     sometimes_missing: tuple[str, ...]
     cut: bool
-    compiled: Asked | None = None  # what the compiled core did, where it was asked too
 
 
 def explore(
@@ -34,15 +32,9 @@ def explore(
     limit: int | None = None,
     watch: Callable[[int], None] = lambda states: None,
     space: Space | None = None,
-    compiled: bool = False,
 ) -> Found:
-    """Search the whole world, or up to `limit` states; `watch` is told how many there are so far.
-
-    compiled  the compiled core is asked the same in every state. Raises UsageError where there is none.
-    """
-    if space is None:
-        space = Space(world, beside=Beside(world.settings) if compiled else None)
-    return Search(world, limit, watch, space).run()
+    """Search the whole world, or up to `limit` states; `watch` is told how many there are so far."""
+    return Search(world, limit, watch, space or Space(world)).run()
 
 
 class Search:
@@ -94,12 +86,7 @@ class Search:
         trail = () if not broken else self._trail(at) + ((last,) if last else ())
         if not broken and not cut:
             broken = self._circles()
-        if not broken and space.beside is not None:
-            broken, trail = self._tried(space.beside)
         missing = () if broken or cut else (*sorted(set(self.world.sometimes) - space.reached), *space.never_made())
-        asked = space.beside.asked if space.beside is not None else None
-        if asked is not None and not asked.words_taken and not broken and not cut:
-            missing = (*missing, "a word is taken by the compiled core")
         return Found(
             world=self.world.name,
             title=self.world.title,
@@ -110,7 +97,6 @@ class Search:
             trail=trail,
             sometimes_missing=missing,
             cut=cut,
-            compiled=asked,
         )
 
     def _add(self, state: int, parent: int, depth: int) -> int:
@@ -131,17 +117,6 @@ class Search:
             )
             number = parent
         return tuple(reversed(actions))
-
-    def _tried(self, beside: Beside) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What the folds say differently of events that came elsewhere, with a way to the first such state."""
-        for part, coordinator in enumerate(self.space.coordinators.items):
-            differs = tuple(beside.tries(coordinator.core))
-            if differs:
-                first = next(
-                    (number for number, state in enumerate(self.states) if self.space.unpack(state)[0] == part), 0
-                )
-                return differs, self._trail(first)
-        return (), ()
 
     def _circles(self) -> tuple[str, ...]:
         """Progress that comes back to where it was would never end; taking away states without any leaves circles."""

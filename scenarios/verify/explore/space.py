@@ -17,7 +17,6 @@ from kvsweep.ledger.errors import KvsweepError
 from kvsweep.ledger.ids import int32_view
 from kvsweep.ledger.messages import Acknowledged, Effect, ProcessLost, ProcessStarted, RankWork
 from kvsweep.scenarios.verify.explore import situations
-from kvsweep.scenarios.verify.explore.beside import Beside
 from kvsweep.scenarios.verify.explore.coordinator import SENT, Coordinator
 from kvsweep.scenarios.verify.explore.digest import Parts
 from kvsweep.scenarios.verify.explore.expectations import Expected, broken, expected
@@ -63,9 +62,9 @@ Successor: TypeAlias = tuple[str, int, bool, tuple[str, ...]]
 class Space:
     """States are made on the way. `reached` collects the situations that were met."""
 
-    def __init__(self, world: World, *, exact: bool = False, beside: Beside | None = None) -> None:
+    def __init__(self, world: World, *, exact: bool = False) -> None:
         """exact: tell apart also what only counts, and leave out what only counts up."""
-        self.world, self.exact, self.beside = world, exact, beside
+        self.world, self.exact = world, exact
         self.reached: set[str] = set()
         canonical: Callable[[Coordinator], object] = Coordinator.exact if exact else Coordinator.canonical
         self.coordinators = Parts[Coordinator](canonical, MASK)
@@ -123,7 +122,7 @@ class Space:
         )
 
     def first(self) -> int:
-        coordinator, _, pokes = first_coordinator(self.world, self.beside)
+        coordinator, _, pokes = first_coordinator(self.world)
         ranks = tuple(self.ranks.number(Rank(self.world, rank).poked(pokes)) for rank in range(self.world.ranks))
         spent = Spent(calls=(0,) * len(self.world.askers))
         return self.pack(self._known(coordinator), ranks, self._number_of(spent))

@@ -15,7 +15,6 @@ from kvsweep.scenarios.verify.explore.worlds import WORLDS
 
 NAMES: Final = tuple(world.name for world in WORLDS)
 NO_LIMIT: Final = 0
-COMPILED: Final = "compiled"
 
 
 class ProcessEnded(KvsweepError):
@@ -26,12 +25,10 @@ def _ignored(states: int) -> None:
     """Nobody watches."""
 
 
-def search_world(
-    name: str, limit: int | None, *, compiled: bool = False, watch: Callable[[int], None] = _ignored
-) -> Found:
+def search_world(name: str, limit: int | None, *, watch: Callable[[int], None] = _ignored) -> Found:
     """One of the worlds that ship."""
     world = next(world for world in WORLDS if world.name == name)
-    return explore(world, limit=limit, watch=watch, compiled=compiled)
+    return explore(world, limit=limit, watch=watch)
 
 
 def sweep(
@@ -40,24 +37,20 @@ def sweep(
     limit: int | None,
     jobs: int,
     watch: Callable[[str, int], None],
-    compiled: bool = False,
 ) -> Iterator[Found]:
     """Every named world once; with several processes the largest first, in the order in which they end.
 
-    compiled  the compiled core is asked the same
     watch  is told a world and how many states it has so far; with several processes the last number only
     Raises ProcessEnded with the last line of a process that ended early.
     """
     if jobs == 1 or len(names) == 1:
         for name in names:
-            yield search_world(name, limit, compiled=compiled, watch=partial(watch, name))
+            yield search_world(name, limit, watch=partial(watch, name))
         return
     sizes = {world.name: world.states for world in WORLDS}
     with ThreadPoolExecutor(min(jobs, len(names))) as threads:
-        waiting = [
-            threads.submit(_apart, name, limit, compiled)
-            for name in sorted(names, key=lambda name: sizes[name], reverse=True)
-        ]
+        largest_first = sorted(names, key=lambda name: sizes[name], reverse=True)
+        waiting = [threads.submit(_apart, name, limit) for name in largest_first]
         try:
             for done in as_completed(waiting):
                 found = done.result()
@@ -67,8 +60,8 @@ def sweep(
             threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _apart(name: str, limit: int | None, compiled: bool) -> Found:
-    command = [sys.executable, "-m", __name__, name, str(limit or NO_LIMIT), *([COMPILED] if compiled else [])]
+def _apart(name: str, limit: int | None) -> Found:
+    command = [sys.executable, "-m", __name__, name, str(limit or NO_LIMIT)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if done.returncode:
         said = done.stderr.decode(errors="replace").splitlines()[-1:]
@@ -77,8 +70,8 @@ def _apart(name: str, limit: int | None, compiled: bool) -> Found:
 
 
 def _main() -> None:
-    name, limit, *more = sys.argv[1:]
-    found = search_world(name, int(limit) or None, compiled=COMPILED in more)
+    name, limit = sys.argv[1:]
+    found = search_world(name, int(limit) or None)
     sys.stdout.buffer.write(msgspec.json.encode(found))
 
 

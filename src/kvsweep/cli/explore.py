@@ -24,20 +24,13 @@ def explore(
         int | None,
         typer.Option(help="States of a world after which it is cut; nothing is claimed of a cut one.", min=1),
     ] = None,
-    compiled: Annotated[
-        bool, typer.Option("--compiled", help="Ask the compiled core too: it has to answer as the one in Python.")
-    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
 ) -> None:
     """Search small worlds breadth first: every delivery, loss, repetition, abort, restart, in every order."""
-    from kvsweep.ledger.compiled import why_not_compiled
     from kvsweep.scenarios.verify.explore.sweep import NAMES, ProcessEnded, sweep
 
     if world is not None and world not in NAMES:
         typer.echo(f"kvsweep: WORLD: expected one of {', '.join(NAMES)}, got {world!r}", err=True)
-        raise typer.Exit(USAGE_FAULT)
-    if compiled and why_not_compiled():
-        typer.echo(f"kvsweep: --compiled: {why_not_compiled()}", err=True)
         raise typer.Exit(USAGE_FAULT)
     names = NAMES if world is None else (world,)
     console = Console(stderr=True)
@@ -50,7 +43,7 @@ def explore(
             def watch(name: str, states: int) -> None:
                 bar.update(task, description=f"{len(found)} of {len(names)} worlds, {name}: {states:,} states")
 
-            found.extend(sweep(names, limit=limit, jobs=jobs, watch=watch, compiled=compiled))
+            found.extend(sweep(names, limit=limit, jobs=jobs, watch=watch))
     except ProcessEnded as error:
         typer.echo(f"kvsweep: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(DATA_FAULT) from error
@@ -77,13 +70,10 @@ def _sentence(found: Found) -> str:
 def _table(found: list[Found]) -> Table:
     states = sum(one.states for one in found)
     table = Table("world", "states", "of the coordinator alone", "depth", title=f"{states:,} states")
-    if any(one.compiled for one in found):
-        table.add_column("words the compiled core took")
     table.add_column("outcome")
     for one in found:
         outcome = (
             "broken" if one.broken else "cut" if one.cut else "missing" if one.sometimes_missing else "all laws hold"
         )
-        taken = [f"{one.compiled.words_taken:,} of {one.compiled.words:,}"] if one.compiled else []
-        table.add_row(one.world, f"{one.states:,}", f"{one.coordinator_states:,}", str(one.depth), *taken, outcome)
+        table.add_row(one.world, f"{one.states:,}", f"{one.coordinator_states:,}", str(one.depth), outcome)
     return table

@@ -20,7 +20,8 @@ def holding(table: dict[int, list[int]]) -> Holding:
 
 def owned_by(request: RequestKey, holders: dict[Holder, dict[int, list[int]]], before: Ownership) -> Ownership:
     blocks = {block for table in holders.values() for ids in table.values() for block in ids}
-    return before.change(
+    return change(
+        before,
         request,
         LAYOUT,
         put={holder: holding(table) for holder, table in holders.items()},

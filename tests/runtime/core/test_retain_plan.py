@@ -24,7 +24,8 @@ def owning(view: Ids, *others: Ids, layout: Layout = LAYOUT) -> Ownership:
     """The request holds the view, and other holders what stands behind it."""
     parts = [view, *others]
     blocks = sorted({block for part in parts for row in part.values() for block in row})
-    return NOTHING_OWNED.change(
+    return change(
+        NOTHING_OWNED,
         A,
         layout,
         put={Holder("view", number + 1): Holding(areas=Rows.of(dict(part))) for number, part in enumerate(parts)},
@@ -35,7 +36,7 @@ def owning(view: Ids, *others: Ids, layout: Layout = LAYOUT) -> Ownership:
 def plan(view: Ids, keep: Ids, *others: Ids, layer_tables: bool, layout: Layout = LAYOUT) -> RetainPlan:
     kept = table_of({layer: [view[layer][slot] for slot in slots] for layer, slots in keep.items()})
     ownership = owning(view, *others, layout=layout)
-    return plan_retain(kept, rows(keep), ownership, A, layout, layer_tables=layer_tables)
+    return plan_retain(kept, rows(keep), ownership.areas[A], layout, layer_tables=layer_tables)
 
 
 SAME: Ids = {0: [4, 5, 6], 1: [4, 5, 6]}
