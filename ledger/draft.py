@@ -3,7 +3,6 @@
 It copies each record once before it changes it, so what it began from is untouched and a dropped draft has never been.
 """
 
-import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -109,13 +108,13 @@ class Draft:
         name = request.key.request_id
         mine = self.requests.get(name)
         if mine is None:
-            mine = self.requests[name] = copy.copy(request)
+            mine = self.requests[name] = request.__copy__()
         return mine
 
     def own_pool(self) -> PoolState:
         """This draft's own copy of the pool's record, to be changed."""
         if self.pool is self.base.pool:
-            self.pool = copy.copy(self.pool)
+            self.pool = self.pool.__copy__()
         return self.pool
 
     # ---- the relation

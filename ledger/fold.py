@@ -3,7 +3,6 @@
 A refused event changes nothing: every check stands before the first change, and what the draft has copied is equal.
 """
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -120,24 +119,28 @@ def take(draft: Draft, event: Event) -> None:
     if key is POOL or key == POOL:
         _take_pool(draft, event)
         return
-    rule = RULES.get(type(event))
     if draft.pool.run is None:
         raise Refused(key, type(event).__name__, "an unconfigured pool", ("RunConfigured",))
     known = draft.latest(key.request_id)
     if type(event) is e.RequestOpened and (known is None or key != known.key):
-        request = _new_life(draft, event, known)
+        known = _new_life(draft, event, known)
     elif known is None or known.key != key:
         raise SequenceConflict(key, f"a life of {known.key if known else 'no such request'}", key)
     elif event.seq != known.seq:
         raise SequenceConflict(key, known.seq, event.seq)
-    else:
-        request = draft.own(known)
+    _take(draft, known, event)
+
+
+def _take(draft: Draft, known: RequestState, event: Event) -> None:
+    """Fold the next event of this life."""
+    rule = RULES.get(type(event))
     if rule is None:
         name = type(event).__name__
-        raise Refused(key, name, request.describe(), legal_now(request), "a fact of the pool, not of a request")
+        raise Refused(known.key, name, known.describe(), legal_now(known), "a fact of the pool, not of a request")
+    request = draft.own(known) if known.life != "NEW" else known
     _reduce(draft, request, rule, event)
     request.seq = event.seq + 1
-    draft.requests[key.request_id] = request  # a new life joins last: refused, it has never been there
+    draft.requests[known.key.request_id] = request  # a new life joins last: refused, it has never been there
 
 
 def _reduce(draft: Draft, request: RequestState, rule: Rule, event: Event) -> None:
@@ -157,7 +160,7 @@ def _reduce(draft: Draft, request: RequestState, rule: Rule, event: Event) -> No
             stated = f"{one.name}: {reason}"
             raise Refused(request.key, rule.name, request.describe(), legal_now(request), stated)
     if lane is not None:
-        setattr(request, machine, copy.copy(lane))
+        setattr(request, machine, lane.__copy__())
     rule.reduce(draft, request, event)
     if lane is not None:
         getattr(request, machine).phase = after
@@ -200,13 +203,13 @@ def _take_pool(draft: Draft, event: Event) -> None:
 
 def emit(draft: Draft, kind: type[Event], key: RequestKey, /, **fields: Any) -> None:
     """Make the next event of the request's stream (or of the pool's, with POOL) and fold it."""
-    if key == POOL:
-        seq = draft.pool.seq
+    known = draft.known(key)
+    if known is not None:
+        event = kind(request=key, seq=known.seq, **fields)
+        _take(draft, known, event)
     else:
-        known = draft.known(key)
-        seq = known.seq if known is not None else 0
-    event = kind(request=key, seq=seq, **fields)
-    take(draft, event)
+        event = kind(request=key, seq=draft.pool.seq if key == POOL else 0, **fields)
+        take(draft, event)
     draft.events.append(event)
 
 

@@ -158,9 +158,13 @@ class Standing:
         if not undo:
             undo.append((None, None, (self.pool, self.shared, self.shared_sources)))
             self._staged_from = draft.journal_from
-        for mapping, changed in ((self.requests, draft.requests), (self.held, draft.held), (self.areas, draft.areas)):
-            _merge(mapping, changed, undo)
-        self.pool, self.shared, self.shared_sources = draft.pool, draft.shared, draft.shared_sources
+        if draft.requests:
+            _merge(self.requests, draft.requests, undo)
+        if draft.held:
+            _merge(self.held, draft.held, undo)
+            _merge(self.areas, draft.areas, undo)
+            self.shared, self.shared_sources = draft.shared, draft.shared_sources
+        self.pool = draft.pool
         self._began += draft.began
         self._ended += draft.ended
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, get_args
 
 from kvsweep.ledger import events as e
@@ -11,6 +11,7 @@ from kvsweep.ledger.errors import (
     BrokenLaw,
     Busy,
     HandshakeError,
+    KvsweepError,
     LogError,
     Malformed,
     Refused,
@@ -44,7 +45,7 @@ from kvsweep.runtime.core.steps import HandedOut
 from kvsweep.runtime.core.well_formed import expect_key
 from kvsweep.runtime.deadlines import BOUNDS, Deadlines, settling, silent
 from kvsweep.runtime.handshake import handshake_fact
-from kvsweep.runtime.metrics import Metrics, timed
+from kvsweep.runtime.metrics import Metrics, stamp
 from kvsweep.runtime.outbox import Outbox
 from kvsweep.runtime.recovery import Folded, pools_of, recovered
 from kvsweep.runtime.settings import Settings
@@ -155,7 +156,7 @@ class Driver:
             self.expect_writable()
             return self._handle(message)
         except LogError as error:
-            return Turn(outcome="refused", refusal=Refusal(what=type(message).__name__, reason=str(error)))
+            return _refused(type(message).__name__, error)
 
     def _handle(self, message: Message) -> Turn:
         started = self._clock()
@@ -166,7 +167,7 @@ class Driver:
         except Exception as error:
             self._give_back(given)
             if type(message) in REPORTS and isinstance(error, Malformed | Unencodable):
-                return Turn(outcome="refused", refusal=Refusal(what=type(message).__name__, reason=str(error)))
+                return _refused(type(message).__name__, error)
             if isinstance(error, Unencodable):
                 raise UsageError(f"{type(message).__name__}: {error}") from error
             raise
@@ -175,6 +176,54 @@ class Driver:
             refusal = turn.refusal
             raise Refused(turn.events[0].request, refusal.what, turn.events[0].state, refusal.legal, refusal.reason)
         return turn
+
+    def handle_all(self, messages: Sequence[Message]) -> tuple[Turn, ...]:
+        """Decide on many messages, append once, adopt. A turn for each, in their order: none touches its neighbours.
+
+        What `handle` raises for one message is its refused turn here. Messages about one request keep their order; beyond
+        that, those of one kind are taken together. Raises what a kernel or a watcher raises, and no message came about
+        then, or all have.
+        """
+        turns: dict[int, Turn] = {}
+        for at, message in enumerate(messages):
+            reason = self._not_now(message)
+            if reason is not None:
+                turns[at] = _refused(type(reason).__name__, reason)
+        left = [at for at in range(len(messages)) if at not in turns]
+        try:
+            turns.update(zip(left, self._together([messages[at] for at in left]), strict=True))
+        except Unencodable:  # something that one of them says: each for itself, so that only that one is refused
+            turns.update((at, self._alone(messages[at])) for at in left)
+        except LogError as error:
+            turns.update((at, _refused(type(messages[at]).__name__, error)) for at in left)
+        return tuple([turns[at] for at in range(len(messages))])
+
+    def _not_now(self, message: Message) -> KvsweepError | None:
+        """Why the message is not even looked at; None where it is."""
+        if self.read_only is not None:
+            return self.read_only
+        if type(message) in STARTS_WORK and (bound := self.log.full()) is not None:
+            return Busy(*bound)
+        return None
+
+    def _together(self, messages: Sequence[Message]) -> tuple[Turn, ...]:
+        started, given = self._clock(), list[Reserved]()
+        try:
+            found = self.core.handle_all(messages, self._asked(given))
+            turn = Turn(outcome="accepted", events=found.events, effects=found.effects)
+            turn = self._record(turn, plan_s=self._clock() - started)
+        except Exception:
+            self.core.discard()
+            self._give_back(given)
+            raise
+        self._tell(turn)
+        return found.turns
+
+    def _alone(self, message: Message) -> Turn:
+        try:
+            return self.handle(message)
+        except KvsweepError as error:
+            return _refused(type(error).__name__, error)
 
     def _asked(self, given: list[Reserved]) -> Answer:
         """Asks the pools, and keeps what they gave."""
@@ -359,7 +408,7 @@ class Driver:
             self.core.adopt(turn)
             self._outbox.put(self._position, turn.effects)
             return turn
-        turn = timed(turn, plan_s)
+        stamp(turn.events, plan_s)
         try:
             position = self.log.append(turn.events, level=self._outbox.level(turn.effects))
         except Unencodable:
@@ -401,3 +450,7 @@ class Driver:
         self._take(
             self.core.fact(e.DigestRecorded(request=POOL, seq=self.state.pool.seq, position=position, digest=digest))
         )
+
+
+def _refused(what: str, reason: object) -> Turn:
+    return Turn(outcome="refused", refusal=Refusal(what=what, reason=str(reason)))

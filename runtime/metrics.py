@@ -1,27 +1,27 @@
 """What a run cost, each figure counted by itself and none derived from another (contract A2). A fold over events."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any, ClassVar, Final
 
-from msgspec.structs import replace
+from msgspec.structs import force_setattr
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.events import Event, Measured
-from kvsweep.ledger.messages import Turn
 
 PLANS: Final = frozenset({e.UploadPlanned, e.RetainPlanned})
 """Events that say how long it took to plan them."""
 
 
-def timed(turn: Turn, plan_s: float) -> Turn:
-    """The turn with the seconds that its plan took, where it has one."""
-    if PLANS.isdisjoint(map(type, turn.events)):
-        return turn
-    measured = Measured(plan_s=plan_s)
-    events = (replace(event, measured=measured) if type(event) in PLANS else event for event in turn.events)
-    return replace(turn, events=tuple(events))
+def stamp(events: Iterable[Event], plan_s: float) -> None:
+    """Put in how long planning took, evenly over the plans among the events, which nobody has seen yet.
+
+    The clock stays outside the core; after this the events are facts, and frozen.
+    """
+    plans = [event for event in events if type(event) in PLANS]
+    for event in plans:
+        force_setattr(event, "measured", Measured(plan_s=plan_s / len(plans)))
 
 
 @dataclass

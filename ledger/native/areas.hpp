@@ -1,4 +1,4 @@
-// Areas: which layers' parts of which blocks are held, and where new ones go. See kvsweep.ledger.holding and .change.
+// Counting who holds what: areas of own blocks, shared blocks, and the whole pool. No rule stands here.
 #pragma once
 
 #include <cstdint>
@@ -8,31 +8,66 @@
 
 namespace kvsweep {
 
-// bool[rows, blocks]: a row a layer of one group.
-struct Held {
-    std::uint8_t* marks;
-    std::int64_t rows, blocks;
-};
-
-// One group's part of some areas: layer_row[layer] is its row in `Held`, or -1 where the layer is in another group.
+// Areas by layer: the row of a group that a layer has (-1: none), and for each listed layer the blocks that are named.
 struct Areas {
-    const Ids& layer_row;
+    const Ids& row_of_layer;
     const Ids& layers;
     const Ragged& ids;
 };
 
-// Marks the areas whose layer is in the group and whose block is one of `blocks`.
-void mark(const Held& held, const Ids& blocks, const Areas& areas);
-
-// Whether each area of the group stands in a vacant place of `own` or in one of `fresh`, and is named once, and each of
-// `fresh` has one. All blocks are ascending and apart.
-bool placed_well(const Held& held, const Ids& own, const Ids& fresh, const Areas& areas);
-
-// For each of `rows` its first `wanted` vacant blocks, the fullest block first and the lowest id among equals.
-struct Fullest {
-    std::vector<std::int32_t> blocks, counts;
-    std::int64_t vacant = 0;  // in these rows
+// Blocks, ascending, and for each row how many hold the area of each of them: held[row * blocks.size() + place].
+struct Counts {
+    std::vector<std::int32_t> blocks;
+    std::vector<std::uint8_t> held;
+    std::int64_t rows = 0;
 };
-Fullest fullest(const Held& held, const Ids& blocks, const Ids& rows, const Ids& wanted);
+
+// Where an id was refused: the layer and the block, or -1 and the block where it is about no layer.
+struct Place {
+    std::int32_t layer = -1;
+    std::int32_t block = -1;
+};
+
+// As many rows as the layers of the group have.
+std::int64_t rows_of(const Ids& row_of_layer);
+
+// The counts with new blocks that nobody holds. False: one of them is there already, or twice.
+bool open(Counts& counts, const Ids& blocks, const std::uint8_t* held, std::int64_t rows, const Ids& reserve, Place& at);
+
+// One holder more, or one less, for each of the areas; ids of other blocks are passed over. False: an area has 255
+// holders already, or none; the counts are of no use then.
+bool add(Counts& counts, const std::vector<Areas>& parts, Place& at);
+bool drop(Counts& counts, const std::vector<Areas>& parts, Place& at);
+
+// One holder for each of the areas. False: one has a holder, is named twice, or is of another block.
+bool fill(Counts& counts, const Areas& areas);
+
+// Whether every one of these blocks has an area with a holder.
+bool all_held(const Counts& counts, const Ids& blocks);
+
+// Takes out the blocks of which no area has a holder, and returns them.
+std::vector<std::int32_t> take_free(Counts& counts);
+
+struct Fullest {
+    std::vector<std::int32_t> blocks;  // row after row
+    std::vector<std::int32_t> counts;  // of each row
+    std::int64_t vacant = 0;           // over all these rows
+};
+// For each of the rows its first `wanted` blocks without a holder there: those held in most rows first, then by id.
+Fullest fullest(const Ids& blocks, const std::uint8_t* held, std::int64_t rows, const Ids& which, const Ids& wanted);
+
+// Shared blocks have totals alone. False: more are taken than there are.
+bool add_totals(const Ids& blocks, std::vector<std::uint32_t>& total, const Areas& areas, bool more);
+
+// Sets a byte of each block. The index of the first id that is outside or has the value already (nothing is changed then),
+// or -1.
+std::int64_t mark(std::uint8_t* marks, std::int64_t size, const Ids& ids, bool value);
+
+// One more for each of `more`, then one less for each of `less`; ids that come to 0 are told, ascending. False: an id
+// is outside, or a count leaves its range (nothing is changed then).
+bool count(std::uint16_t* counts, std::int64_t size, const Ids& more, const Ids& less, std::vector<std::int32_t>& gone);
+
+// The index of the first id that is outside or has a count above 0, or -1.
+std::int64_t first_counted(const std::uint16_t* counts, std::int64_t size, const Ids& ids);
 
 }  // namespace kvsweep

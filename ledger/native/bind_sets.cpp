@@ -1,7 +1,7 @@
 // The Python edge: kvsweep.ledger._sets. What each function means stands in _sets.pyi; a refusal is a ValueError.
 #include <nanobind/nanobind.h>
 
-#include <array>
+#include <algorithm>
 #include <deque>
 #include <vector>
 
@@ -81,10 +81,6 @@ std::int64_t bind_common(nb::handle ptr, nb::handle ids, nb::handle other_ptr, n
 
 nb::object bind_distinct(nb::handle parts) { return bytes_of(distinct(Parts(parts, "parts").each())); }
 
-nb::object bind_without(nb::handle ids, nb::handle others) {
-    return bytes_of(without(Ids(ids, "ids"), Parts(others, "others").each()));
-}
-
 nb::object bind_slots_of(nb::handle ptr, nb::handle ids, nb::handle wanted_ptr, nb::handle wanted_ids) {
     const Ragged rows(ptr, ids, "rows"), wanted(wanted_ptr, wanted_ids, "wanted");
     expect_rows(rows, wanted, "wanted");
@@ -113,76 +109,179 @@ nb::object bind_take(nb::handle ptr, nb::handle ids, nb::handle slot_ptr, nb::ha
     return taken.take(wanted.size());
 }
 
-// bool[rows, blocks], C-contiguous.
-class Matrix {
+// A bytes object, or one that the caller changes in place.
+class Bytes {
   public:
-    Matrix(nb::handle object, bool written) {
-        const int flags = PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (written ? PyBUF_WRITABLE : 0);
+    Bytes(nb::handle object, const char* argument, bool written = false) {
+        const int flags = PyBUF_SIMPLE | (written ? PyBUF_WRITABLE : 0);
         if (PyObject_GetBuffer(object.ptr(), &view_, flags) != 0) {
             PyErr_Clear();
-            Ids::refuse("held", "a C-contiguous array of bool");
-        }
-        if (view_.ndim != 2 || view_.itemsize != 1) {
-            PyBuffer_Release(&view_);
-            Ids::refuse("held", "bool[rows, blocks]");
+            Ids::refuse(argument, written ? "a bytearray" : "bytes");
         }
     }
-    Matrix(const Matrix&) = delete;
-    Matrix& operator=(const Matrix&) = delete;
-    ~Matrix() { PyBuffer_Release(&view_); }
-    Held held() const { return {static_cast<std::uint8_t*>(view_.buf), view_.shape[0], view_.shape[1]}; }
+    Bytes(const Bytes&) = delete;
+    Bytes& operator=(const Bytes&) = delete;
+    ~Bytes() { PyBuffer_Release(&view_); }
+    std::uint8_t* data() const { return static_cast<std::uint8_t*>(view_.buf); }
+    std::int64_t size() const { return view_.len; }
 
   private:
     Py_buffer view_{};
 };
 
-void expect_areas(const Held& held, const Ids& blocks, const Areas& areas) {
-    if (held.blocks != blocks.size()) {
-        Ids::refuse("blocks", "one a column of held");
-    }
-    if (areas.layers.size() != areas.ids.rows()) {
-        Ids::refuse("layers", "one a row of areas");
-    }
-    for (const std::int32_t row : areas.layer_row) {
-        if (row < -1 || row >= held.rows) {
-            Ids::refuse("layer_row", "rows of held, or -1");
+// The three lists of a Rows object.
+struct RowsOf {
+    explicit RowsOf(nb::handle rows)
+        : layers(rows.attr("layer_bytes"), "layers"), ids(rows.attr("row_ptr_bytes"), rows.attr("id_bytes"), "areas") {
+        if (layers.size() != ids.rows()) {
+            Ids::refuse("layers", "one a row of areas");
         }
     }
+    Ids layers;
+    Ragged ids;
+};
+
+// Rows objects, as areas of one group.
+class AreasOf {
+  public:
+    AreasOf(nb::handle parts, const Ids& row_of_layer) {
+        for (nb::handle part : nb::iter(parts)) {
+            const RowsOf& rows = rows_.emplace_back(part);
+            each_.push_back({row_of_layer, rows.layers, rows.ids});
+        }
+    }
+    const std::vector<Areas>& each() const { return each_; }
+
+  private:
+    std::deque<RowsOf> rows_;
+    std::vector<Areas> each_;
+};
+
+nb::object bytes_of(const std::vector<std::uint8_t>& held) {
+    return nb::steal(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(held.data()),
+                                               static_cast<Py_ssize_t>(held.size())));
 }
 
-void bind_mark(nb::handle held, nb::handle blocks, nb::handle layer_row, nb::handle layers, nb::handle ptr,
-               nb::handle ids) {
-    const Matrix matrix(held, true);
-    const Ids columns(blocks, "blocks"), rows(layer_row, "layer_row"), which(layers, "layers");
-    const Ragged areas(ptr, ids, "areas");
-    const Areas all{rows, which, areas};
-    expect_areas(matrix.held(), columns, all);
-    mark(matrix.held(), columns, all);
+thread_local Counts scratch;
+
+// The counts as they are, with the reserved blocks, ready to be changed.
+Counts& opened(const Ids& blocks, const Bytes& held, const Ids& row_of_layer, const Ids& reserve, Place& at, bool& fine) {
+    const std::int64_t rows = rows_of(row_of_layer);
+    if (held.size() != rows * blocks.size()) {
+        Ids::refuse("held", "a count for each block and row");
+    }
+    for (std::int64_t one = 1; one < blocks.size(); ++one) {
+        if (blocks[one] <= blocks[one - 1]) {
+            Ids::refuse("blocks", "ascending ids");
+        }
+    }
+    fine = open(scratch, blocks, held.data(), rows, reserve, at);
+    return scratch;
 }
 
-bool bind_placed_well(nb::handle held, nb::handle own, nb::handle fresh, nb::handle layer_row, nb::handle layers,
-                      nb::handle ptr, nb::handle ids) {
-    const Matrix matrix(held, false);
-    const Ids columns(own, "own"), more(fresh, "fresh"), rows(layer_row, "layer_row"), which(layers, "layers");
-    const Ragged areas(ptr, ids, "areas");
-    const Areas all{rows, which, areas};
-    expect_areas(matrix.held(), columns, all);
-    return placed_well(matrix.held(), columns, more, all);
+// (blocks, held, freed); or (layer, block), which one is wrong.
+nb::object bind_change(nb::handle blocks, nb::handle held, nb::handle layer_row, nb::handle reserve, nb::handle more,
+                       nb::handle less) {
+    const Ids own(blocks, "blocks"), row_of_layer(layer_row, "row_of_layer"), fresh(reserve, "reserve");
+    const Bytes counted(held, "held");
+    const AreasOf added(more, row_of_layer), dropped(less, row_of_layer);
+    Place at;
+    bool fine = false;
+    Counts& counts = opened(own, counted, row_of_layer, fresh, at, fine);
+    if (!fine || !add(counts, added.each(), at) || !drop(counts, dropped.each(), at)) {
+        return nb::make_tuple(at.layer, at.block);
+    }
+    const std::vector<std::int32_t> gone =
+        dropped.each().empty() && fresh.size() == 0 ? std::vector<std::int32_t>{} : take_free(counts);
+    return nb::make_tuple(bytes_of(counts.blocks), bytes_of(counts.held), bytes_of(gone));
 }
 
-nb::object bind_fullest(nb::handle held, nb::handle blocks, nb::handle rows, nb::handle wanted) {
-    const Matrix matrix(held, false);
-    const Ids columns(blocks, "blocks"), which(rows, "rows"), counts(wanted, "wanted");
-    if (matrix.held().blocks != columns.size() || which.size() != counts.size()) {
-        Ids::refuse("blocks, wanted", "one a column, one a row");
+// (blocks, held), or None.
+nb::object bind_fill(nb::handle blocks, nb::handle held, nb::handle layer_row, nb::handle reserve, nb::handle areas) {
+    const Ids own(blocks, "blocks"), row_of_layer(layer_row, "row_of_layer"), fresh(reserve, "reserve");
+    const Bytes counted(held, "held");
+    const RowsOf rows(areas);
+    Place at;
+    bool fine = false;
+    Counts& counts = opened(own, counted, row_of_layer, fresh, at, fine);
+    if (!fine || !fill(counts, {row_of_layer, rows.layers, rows.ids}) || !all_held(counts, fresh)) {
+        return nb::none();
+    }
+    return nb::make_tuple(bytes_of(counts.blocks), bytes_of(counts.held));
+}
+
+nb::object bind_fullest(nb::handle blocks, nb::handle held, nb::handle rows, nb::handle wanted) {
+    const Ids own(blocks, "blocks"), which(rows, "rows"), most(wanted, "wanted");
+    const Bytes counted(held, "held");
+    const std::int64_t all = own.size() ? counted.size() / own.size() : 0;
+    if (all * own.size() != counted.size() || which.size() != most.size()) {
+        Ids::refuse("held, wanted", "a count for each block and row, one a row");
     }
     for (const std::int32_t row : which) {
-        if (row < 0 || row >= matrix.held().rows) {
+        if (row < 0 || (own.size() && row >= all)) {
             Ids::refuse("rows", "rows of held");
         }
     }
-    const Fullest found = fullest(matrix.held(), columns, which, counts);
+    const Fullest found = fullest(own, counted.data(), all, which, most);
     return nb::make_tuple(bytes_of(found.blocks), bytes_of(found.counts), found.vacant);
+}
+
+// (blocks, total, freed), or None where more is taken than there is.
+nb::object bind_change_shared(nb::handle blocks, nb::handle total, nb::handle layer_row, nb::handle more,
+                              nb::handle less) {
+    const Ids own(blocks, "blocks"), row_of_layer(layer_row, "row_of_layer");
+    const Bytes counted(total, "total");
+    if (counted.size() != 4 * own.size()) {
+        Ids::refuse("total", "one a block");
+    }
+    const AreasOf added(more, row_of_layer), dropped(less, row_of_layer);
+    std::vector<std::uint32_t> totals(static_cast<std::size_t>(own.size()));
+    std::copy_n(counted.data(), counted.size(), reinterpret_cast<std::uint8_t*>(totals.data()));
+    for (const Areas& areas : added.each()) {
+        if (!add_totals(own, totals, areas, true)) {
+            return nb::none();
+        }
+    }
+    for (const Areas& areas : dropped.each()) {
+        if (!add_totals(own, totals, areas, false)) {
+            return nb::none();
+        }
+    }
+    std::vector<std::int32_t> left, gone, counts;
+    for (std::int64_t at = 0; at < own.size(); ++at) {
+        const std::uint32_t one = totals[static_cast<std::size_t>(at)];
+        (one ? left : gone).push_back(own[at]);
+        if (one) {
+            counts.push_back(static_cast<std::int32_t>(one));
+        }
+    }
+    return nb::make_tuple(bytes_of(left), bytes_of(counts), bytes_of(gone));
+}
+
+std::int64_t bind_mark(nb::handle marks, nb::handle ids, bool value) {
+    const Bytes table(marks, "marks", true);
+    return mark(table.data(), table.size(), Ids(ids, "ids"), value);
+}
+
+std::uint16_t* counters(const Bytes& table) {
+    if (table.size() % 2 != 0 || reinterpret_cast<std::uintptr_t>(table.data()) % 2 != 0) {
+        Ids::refuse("counts", "whole, aligned uint16 values");
+    }
+    return reinterpret_cast<std::uint16_t*>(table.data());
+}
+
+nb::object bind_count(nb::handle counts, nb::handle more, nb::handle less) {
+    const Bytes table(counts, "counts", true);
+    std::vector<std::int32_t> gone;
+    if (!count(counters(table), table.size() / 2, Ids(more, "more"), Ids(less, "less"), gone)) {
+        Ids::refuse("counts", "ids of the pool, held by 1 to 65535");
+    }
+    return bytes_of(gone);
+}
+
+std::int64_t bind_first_counted(nb::handle counts, nb::handle ids) {
+    const Bytes table(counts, "counts");
+    return first_counted(counters(table), table.size() / 2, Ids(ids, "ids"));
 }
 
 }  // namespace
@@ -197,11 +296,14 @@ NB_MODULE(_sets, module) {
     module.def("first_repeated", &bind_repeated);
     module.def("first_common", &bind_common);
     module.def("distinct", &bind_distinct);
-    module.def("without", &bind_without);
     module.def("slots_of", &bind_slots_of);
     module.def("join", &bind_join);
     module.def("take", &bind_take);
-    module.def("mark_areas", &bind_mark);
-    module.def("placed_well", &bind_placed_well);
+    module.def("change", &bind_change);
+    module.def("fill", &bind_fill);
     module.def("fullest", &bind_fullest);
+    module.def("change_shared", &bind_change_shared);
+    module.def("mark", &bind_mark);
+    module.def("count", &bind_count);
+    module.def("first_counted", &bind_first_counted);
 }

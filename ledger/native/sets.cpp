@@ -182,23 +182,6 @@ std::vector<std::int32_t> distinct(const std::vector<const Ids*>& parts) {
     return found;
 }
 
-std::vector<std::int32_t> without(const Ids& ids, const std::vector<const Ids*>& others) {
-    std::vector<std::int32_t> left(ids.begin(), ids.end());
-    for (const Ids* other : others) {
-        const std::int32_t* at = other->begin();
-        std::size_t kept = 0;
-        for (const std::int32_t id : left) {
-            const bool back = at != other->begin() && at[-1] >= id;
-            at = std::lower_bound(back ? other->begin() : at, other->end(), id);
-            if (at == other->end() || *at != id) {
-                left[kept++] = id;
-            }
-        }
-        left.resize(kept);
-    }
-    return left;
-}
-
 std::int64_t slots_of(const Ragged& rows, const Ragged& wanted, std::int32_t* ends, std::int32_t* slots) {
     Marks seen(std::max(largest(rows.ids()), largest(wanted.ids())) + 1);
     std::int32_t* next = slots;

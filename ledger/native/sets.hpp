@@ -1,4 +1,4 @@
-// Questions about ragged rows of ids, and sets of ids. What each means stands in kvsweep.ledger.ragged and .holding.
+// Questions about ragged rows of ids, and sets of ids. What each means stands in kvsweep.ledger.ragged.
 #pragma once
 
 #include <cstdint>
@@ -60,8 +60,6 @@ bool markable(const Ids& ids);
 std::int32_t largest(const Ids& ids);
 
 std::vector<std::int32_t> distinct(const std::vector<const Ids*>& parts);
-// Those of ids, in their order, that stand in none of the others, which are ascending.
-std::vector<std::int32_t> without(const Ids& ids, const std::vector<const Ids*>& others);
 
 // Row for row, the places in `rows` whose id is wanted. ends has rows + 1 places, slots as many as rows has ids.
 std::int64_t slots_of(const Ragged& rows, const Ragged& wanted, std::int32_t* ends, std::int32_t* slots);

@@ -4,15 +4,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import GeneratorType
 from typing import Any, Final, TypeAlias
 
+from msgspec import Struct
+
 from kvsweep.kernels.table import Kernels, choose_kernels
 from kvsweep.ledger import events as e
 from kvsweep.ledger import messages as m
 from kvsweep.ledger.draft import Draft
 from kvsweep.ledger.errors import KvsweepError, Refused, UsageError
-from kvsweep.ledger.events import RankEpochs
+from kvsweep.ledger.events import Event, RankEpochs
 from kvsweep.ledger.fold import emit, take
 from kvsweep.ledger.ids import HOLE, POOL, Operation, RequestKey
-from kvsweep.ledger.messages import Command, Refusal, Release, Report, Reserve, Reserved, Turn
+from kvsweep.ledger.messages import Command, Effect, Refusal, Release, Report, Reserve, Reserved, Turn
 from kvsweep.ledger.standing import Standing
 from kvsweep.ledger.state import EMPTY, Remembered, RequestState, State
 from kvsweep.runtime.core import prefixes, reports, requests, restarts
@@ -47,6 +49,14 @@ DECIDE: Final[Mapping[type, Callable[[Draft, Context, Any], Any]]] = {
 
 _OF_OPERATION: Final = frozenset({m.Abort, m.Done, m.Acknowledged})
 _OF_NO_REQUEST: Final = frozenset({m.OpenRequest, m.EvictPrefix, m.ProcessStarted, m.ProcessLost})
+
+
+class Turns(Struct, frozen=True):
+    """What many messages came to. Events and effects stand in the order in which they came about."""
+
+    turns: tuple[Turn, ...]  # one a message, in the order of the messages
+    events: tuple[Event, ...]
+    effects: tuple[Effect, ...]
 
 
 class Core:
@@ -112,12 +122,11 @@ class Core:
         self._expect_nothing_staged()
         return self._turn(message, answer)
 
-    def handle_all(self, messages: Sequence[Message], answer: Answer) -> list[Turn]:
+    def handle_all(self, messages: Sequence[Message], answer: Answer) -> Turns:
         """Decide on many messages in one go; they are adopted or discarded together.
 
-        Messages about one request keep their order; beyond that, those of one kind are taken together. Each has its own
-        turn, at its place in `messages`: one that is refused changes nothing for its neighbours. Nothing is raised for a
-        message that cannot be meant: its turn says so.
+        Messages about one request keep their order; beyond that, those of one kind are taken together. A message that is
+        refused changes nothing for its neighbours. Nothing is raised for one that cannot be meant: its turn says so.
         """
         self._expect_nothing_staged()
         turns: dict[int, Turn] = {}
@@ -126,7 +135,11 @@ class Core:
                 turns[at] = self._turn(messages[at], answer)
             except KvsweepError as error:
                 turns[at] = Turn(outcome="refused", refusal=Refusal(what=type(error).__name__, reason=str(error)))
-        return [turns[at] for at in range(len(messages))]
+        return Turns(
+            turns=tuple([turns[at] for at in range(len(messages))]),
+            events=tuple([event for turn in turns.values() for event in turn.events]),
+            effects=tuple([effect for turn in turns.values() for effect in turn.effects]),
+        )
 
     def _expect_nothing_staged(self) -> None:
         if self._standing.staged:
@@ -188,10 +201,10 @@ class Core:
 
     def _finish(self, draft: Draft, turn: Turn, *asked: RequestKey | None) -> Turn:
         """Take every step that follows by itself, say what is free, and stage."""
-        touched = [request.key for request in draft.requests.values() if request is not None]
-        for key in dict.fromkeys((*touched, *asked)):
-            if key is not None and draft.known(key) is not None:
-                follow(draft, self._context, key)
+        keys = [request.key for request in draft.requests.values() if request is not None]
+        keys += [key for key in asked if key is not None and key not in keys and draft.known(key) is not None]
+        for key in keys:
+            follow(draft, self._context, key)
         if draft.events:
             release(draft)
         about = asked[0] if asked else None
@@ -243,7 +256,7 @@ class Core:
             holds_blocks=about is not None and bool(draft.holders(about)),
         )
 
-    def adopt(self, *turns: Turn) -> None:
+    def adopt(self, *turns: Turn | Turns) -> None:
         """The events of what is staged are in the log: it is the state. Raises UsageError for turns that are not."""
         if self._standing.staged:
             self._standing.adopt()
@@ -251,7 +264,7 @@ class Core:
         elif any(turn.events for turn in turns):
             raise UsageError("no turn is staged")
 
-    def discard(self, *turns: Turn) -> None:
+    def discard(self, *turns: Turn | Turns) -> None:
         """The log said no: nothing happened."""
         self._standing.discard()
         self.steps.discard()

@@ -23,47 +23,36 @@ def follow(draft: Draft, context: Context, key: RequestKey) -> None:
 
 
 def _step(draft: Draft, context: Context, request: RequestState) -> bool:
-    return (
-        _complete(draft, request)
-        or _commit(draft, request)
-        or _retire(draft, context, request)
-        or _end(draft, context, request)
-    )
+    for lane, moving, completed, moved, committed in (
+        (request.upload, "MOVING", e.TransferCompleted, "MOVED", e.ResidencyCommitted),
+        (request.retain, "APPLYING", e.AllRanksApplied, "APPLIED", e.OwnersCommitted),
+        (request.store, "MOVING", e.StoreCompleted, "", None),
+    ):
+        if lane.open is None:
+            continue
+        if lane.phase == moving and _all_done(lane.open):
+            emit(draft, completed, request.key, operation=lane.open.operation)
+            return True
+        if lane.phase == moved and committed is not None:
+            _commit(draft, request.key, lane.open, committed)
+            return True
+    if len(request.views) > 1 or request.fences or not request.current or request.retain.phase == "COMMITTED":
+        if _retire(draft, context, request):
+            return True
+    return request.life != "RUNNING" and _end(draft, context, request)
 
 
 def _all_done(opened: OpenOperation) -> bool:
+    """Every distinct rank of the set has completed."""
     return len(opened.outcomes) >= len(opened.ranks) and dict(opened.ranks).keys() == dict(opened.outcomes).keys()
 
 
-def _complete(draft: Draft, request: RequestState) -> bool:
-    """All distinct ranks have completed."""
-    for lane, phase, kind in (
-        (request.upload, "MOVING", e.TransferCompleted),
-        (request.retain, "APPLYING", e.AllRanksApplied),
-        (request.store, "MOVING", e.StoreCompleted),
-    ):
-        if lane.phase == phase and lane.open is not None and _all_done(lane.open):
-            emit(draft, kind, request.key, operation=lane.open.operation)
-            return True
-    return False
-
-
-def _commit(draft: Draft, request: RequestState) -> bool:
+def _commit(draft: Draft, key: RequestKey, opened: OpenOperation, kind: type[e.Event]) -> None:
     """Switch to the new view where it still builds on the current one."""
-    key = request.key
-    for lane, phase, kind in (
-        (request.upload, "MOVED", e.ResidencyCommitted),
-        (request.retain, "APPLIED", e.OwnersCommitted),
-    ):
-        if lane.phase != phase or lane.open is None:
-            continue
-        operation, generation = lane.open.operation, lane.open.generation
-        emit(draft, kind, key, operation=operation, generation=generation)
-        if kind is e.ResidencyCommitted:
-            draft.effects.append(Acknowledge(operation=operation, generation=generation))
-        drop_considered_tail(draft, key)
-        return True
-    return False
+    emit(draft, kind, key, operation=opened.operation, generation=opened.generation)
+    if kind is e.ResidencyCommitted:
+        draft.effects.append(Acknowledge(operation=opened.operation, generation=opened.generation))
+    drop_considered_tail(draft, key)
 
 
 def drop_considered_tail(draft: Draft, key: RequestKey) -> None:
@@ -117,8 +106,6 @@ def _acknowledge_retain(draft: Draft, operation: Operation, generation: int) -> 
 
 def _end(draft: Draft, context: Context, request: RequestState) -> bool:
     """A preempted request drops what is stored; a finishing one drops all and closes when nothing is held."""
-    if request.life == "RUNNING":
-        return False
     key, layout = request.key, draft.pool.layout
     phases = {"PREEMPTED": ("clean", "lost"), "FINISHING": ("open", "dirty", "clean", "lost")}.get(request.life)
     if phases is None:
