@@ -91,24 +91,27 @@ def fill(own: Areas, row_of_layer: bytes, reserve: bytes, rows: Rows[Physical]) 
     return _areas(blocks, held)
 
 
-def fullest(own: Areas, rows: Int32, wanted: Int32) -> tuple[Int32, Int32, int]:
-    """For each row of the group its first `wanted` vacant blocks: fullest block first, lowest id among equals.
+def fullest(own: Areas, row_of_layer: bytes, wanted: Rows[Any]) -> tuple[Rows[Physical], bytes, int, int]:
+    """For each layer as many vacant blocks as its row of `wanted` has ids: fullest block first, lowest id among equals.
 
-    rows, wanted  int32[n]
-    Returns the blocks, row after row, how many of each row, and how many were vacant in all.
+    Returns the blocks, how many are missing of each row ('<i4'), the most of these, and how many blocks were vacant over
+    all layers of the group. A layer of another group gets none, and misses none.
     """
     if compiled.sets is not None:
-        ids, counts, there = compiled.sets.fullest(own.blocks, own.held, rows, wanted)
-        return int32_view(ids), int32_view(counts), there
-    blocks = int32_view(own.blocks)
-    if not blocks.size or not rows.size:
-        return blocks[:0], np.zeros(rows.size, dtype=np.int32), 0
-    free = np.frombuffer(own.held, dtype=np.uint8).reshape(-1, blocks.size) == 0
+        ptr, ids, short, most, there = compiled.sets.fullest(own.blocks, own.held, row_of_layer, wanted)
+        return Rows(layer_bytes=wanted.layer_bytes, row_ptr_bytes=ptr, id_bytes=ids), short, most, there
+    blocks, rows = int32_view(own.blocks), int32_view(row_of_layer)
+    free = vacant(own, int(rows.max(initial=-1)) + 1)
     order = np.argsort(free.sum(axis=0), kind="stable")
-    free = free[rows][:, order]
-    nth = np.cumsum(free, axis=1, dtype=np.int32)
-    column = np.flatnonzero(free & (nth <= wanted[:, None])) % blocks.size
-    return blocks[order[column]], np.minimum(nth[:, -1], wanted), int(nth[:, -1].sum())
+    found: dict[int, Int32] = {}
+    short, there = np.zeros(len(wanted), dtype="<i4"), 0
+    for at, (layer, ids) in enumerate(wanted.items()):
+        inside = int(rows[layer]) >= 0
+        places = order[free[rows[layer]][order]] if inside else order[:0]
+        found[layer] = blocks[places[: ids.size]]
+        short[at] = ids.size - found[layer].size if inside else 0
+        there += places.size
+    return Rows.of(found), short.tobytes(), int(short.max(initial=0)), there
 
 
 def vacant(own: Areas, rows: int) -> npt.NDArray[np.bool_]:

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -35,12 +36,11 @@ def first_outside(rows: Rows[S], limit: int) -> int | None:
     return _layer_at(rows, int(np.flatnonzero((ids < 0) | (ids >= limit))[0]))
 
 
-def first_beyond(rows: Rows[S], limits: Int32) -> int | None:
-    """Layer of the first id that is not in [0, limit of its row); None where all are. limits int32[rows]."""
+def first_beyond(rows: Rows[Slot], others: Rows[Any]) -> int | None:
+    """Layer of the first slot that the row of `others` has not; None where all are there. The same layers."""
     if compiled.sets is not None:
-        return _layer(rows, compiled.sets.first_beyond(rows.row_ptr_bytes, rows.id_bytes, limits))
-    ids = rows.ids
-    wrong = ids.view(np.uint32) >= np.repeat(limits.astype(np.uint32), rows.counts)
+        return _layer(rows, compiled.sets.first_beyond(rows.row_ptr_bytes, rows.id_bytes, others.row_ptr_bytes))
+    wrong = rows.ids.view(np.uint32) >= np.repeat(others.counts.astype(np.uint32), rows.counts)
     return _layer_at(rows, int(np.flatnonzero(wrong)[0])) if wrong.any() else None
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from kvsweep.ledger import compiled
 from kvsweep.ledger.ids import HOLE, Int32, int32_view
 
 
@@ -30,6 +31,18 @@ def merged(under: bytes, over: bytes) -> bytes:
 def blocks_of(*tables: bytes) -> bytes:
     """Every CPU block that stands in the tables, '<i4'."""
     return b"".join(int32_view(table)[int32_view(table) != HOLE].tobytes() for table in tables)
+
+
+def look_up(table: bytes, ids: bytes) -> bytes | None:
+    """'<i4' CPU block of each of the '<i4' logical blocks, none negative; None where one has none."""
+    if compiled.sets is not None:
+        found: bytes | None = compiled.sets.look_up(table, ids)
+        return found
+    known, wanted = int32_view(table), int32_view(ids)
+    if wanted.size and not 0 <= int(wanted.min()) <= int(wanted.max()) < known.size:
+        return None
+    blocks = known[wanted]
+    return None if bool((blocks == HOLE).any()) else blocks.tobytes()
 
 
 def leading(table: bytes) -> int:

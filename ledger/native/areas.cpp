@@ -222,7 +222,7 @@ std::vector<std::int32_t> take_free(Counts& counts) {
     return gone;
 }
 
-Fullest fullest(const Ids& blocks, const std::uint8_t* held, std::int64_t rows, const Ids& which, const Ids& wanted) {
+Fullest fullest(const Ids& blocks, const std::uint8_t* held, std::int64_t rows, const Areas& wanted) {
     const auto width = static_cast<std::size_t>(blocks.size());
     const std::vector<std::int32_t> full = fullness(held, rows, width);
     std::vector<std::int32_t> order(width);
@@ -231,20 +231,22 @@ Fullest fullest(const Ids& blocks, const std::uint8_t* held, std::int64_t rows, 
         return full[static_cast<std::size_t>(a)] > full[static_cast<std::size_t>(b)];
     });
     Fullest found;
-    found.counts.reserve(static_cast<std::size_t>(which.size()));
-    for (std::int64_t at = 0; at < which.size(); ++at) {
-        const std::uint8_t* one = held + which[at] * static_cast<std::int64_t>(width);
-        std::int32_t count = 0;
-        for (const std::int32_t place : order) {
-            if (!one[place]) {
-                ++found.vacant;
-                if (count < wanted[at]) {
-                    found.blocks.push_back(blocks[place]);
-                    ++count;
+    for (std::int64_t at = 0; at < wanted.ids.rows(); ++at) {
+        const std::int64_t row = row_of(wanted, at);
+        std::int64_t left = row < 0 ? 0 : wanted.ids.count(at);
+        if (row >= 0) {
+            const std::uint8_t* one = held + row * static_cast<std::int64_t>(width);
+            found.vacant += std::count(one, one + width, 0);
+            for (std::size_t next = 0; next < width && left > 0; ++next) {
+                if (!one[order[next]]) {
+                    found.blocks.push_back(blocks[order[next]]);
+                    --left;
                 }
             }
         }
-        found.counts.push_back(count);
+        found.ptr.push_back(static_cast<std::int32_t>(found.blocks.size()));
+        found.missing.push_back(static_cast<std::int32_t>(left));
+        found.most = std::max(found.most, found.missing.back());
     }
     return found;
 }

@@ -49,12 +49,15 @@ bool all_held(const Counts& counts, const Ids& blocks);
 std::vector<std::int32_t> take_free(Counts& counts);
 
 struct Fullest {
-    std::vector<std::int32_t> blocks;  // row after row
-    std::vector<std::int32_t> counts;  // of each row
-    std::int64_t vacant = 0;           // over all these rows
+    std::vector<std::int32_t> ptr{0};   // row pointers
+    std::vector<std::int32_t> blocks;   // row after row
+    std::vector<std::int32_t> missing;  // of each row: so many less than are wanted
+    std::int32_t most = 0;              // of these
+    std::int64_t vacant = 0;            // over all listed layers of the group
 };
-// For each of the rows its first `wanted` blocks without a holder there: those held in most rows first, then by id.
-Fullest fullest(const Ids& blocks, const std::uint8_t* held, std::int64_t rows, const Ids& which, const Ids& wanted);
+// For each listed layer as many blocks without a holder there as `wanted` has ids in its row: blocks that are held in
+// most rows first, then by id. None, and none missing, for a layer of another group.
+Fullest fullest(const Ids& blocks, const std::uint8_t* held, std::int64_t rows, const Areas& wanted);
 
 // Shared blocks have totals alone. False: more are taken than there are.
 bool add_totals(const Ids& blocks, std::vector<std::uint32_t>& total, const Areas& areas, bool more);

@@ -52,11 +52,21 @@ std::int64_t bind_outside(nb::handle ptr, nb::handle ids, std::int64_t limit) {
 
 std::int64_t bind_beyond(nb::handle ptr, nb::handle ids, nb::handle limits) {
     const Ragged rows(ptr, ids, "rows");
-    const Ids most(limits, "limits");
-    if (most.size() != rows.rows()) {
-        Ids::refuse("limits", "one a row");
+    const Ids ends(limits, "limits");
+    if (ends.size() != rows.rows() + 1) {
+        Ids::refuse("limits", "row pointers of as many rows");
     }
-    return first_beyond(rows, most);
+    return first_beyond(rows, ends);
+}
+
+// The entries of a table at these ids; None where one is negative, or an id is outside.
+nb::object bind_look_up(nb::handle table, nb::handle ids) {
+    const Ids known(table, "table"), wanted(ids, "ids");
+    NewIds found(wanted.size());
+    if (!look_up(known, wanted, found.data())) {
+        return nb::none();
+    }
+    return found.take(wanted.size());
 }
 
 void expect_markable(const Ragged& rows, const char* argument) {
@@ -210,20 +220,18 @@ nb::object bind_fill(nb::handle blocks, nb::handle held, nb::handle layer_row, n
     return nb::make_tuple(bytes_of(counts.blocks), bytes_of(counts.held));
 }
 
-nb::object bind_fullest(nb::handle blocks, nb::handle held, nb::handle rows, nb::handle wanted) {
-    const Ids own(blocks, "blocks"), which(rows, "rows"), most(wanted, "wanted");
+// (row_ptr, ids, missing, most missing, vacant)
+nb::object bind_fullest(nb::handle blocks, nb::handle held, nb::handle layer_row, nb::handle wanted) {
+    const Ids own(blocks, "blocks"), row_of_layer(layer_row, "row_of_layer");
     const Bytes counted(held, "held");
-    const std::int64_t all = own.size() ? counted.size() / own.size() : 0;
-    if (all * own.size() != counted.size() || which.size() != most.size()) {
-        Ids::refuse("held, wanted", "a count for each block and row, one a row");
+    const RowsOf rows(wanted);
+    if (counted.size() != rows_of(row_of_layer) * own.size()) {
+        Ids::refuse("held", "a count for each block and row");
     }
-    for (const std::int32_t row : which) {
-        if (row < 0 || (own.size() && row >= all)) {
-            Ids::refuse("rows", "rows of held");
-        }
-    }
-    const Fullest found = fullest(own, counted.data(), all, which, most);
-    return nb::make_tuple(bytes_of(found.blocks), bytes_of(found.counts), found.vacant);
+    const Fullest found =
+        fullest(own, counted.data(), rows_of(row_of_layer), {row_of_layer, rows.layers, rows.ids});
+    return nb::make_tuple(bytes_of(found.ptr), bytes_of(found.blocks), bytes_of(found.missing), found.most,
+                          found.vacant);
 }
 
 // (blocks, total, freed), or None where more is taken than there is.
@@ -294,6 +302,7 @@ NB_MODULE(_sets, module) {
     module.def("first_outside", &bind_outside);
     module.def("first_beyond", &bind_beyond);
     module.def("first_repeated", &bind_repeated);
+    module.def("look_up", &bind_look_up);
     module.def("first_common", &bind_common);
     module.def("distinct", &bind_distinct);
     module.def("slots_of", &bind_slots_of);

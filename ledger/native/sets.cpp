@@ -114,8 +114,9 @@ std::int64_t first_outside(const Ragged& rows, std::int64_t limit) {
     return first_from(rows, [limit](std::int64_t) { return limit; });
 }
 
-std::int64_t first_beyond(const Ragged& rows, const Ids& limits) {
-    return first_from(rows, [&limits](std::int64_t row) { return static_cast<std::uint32_t>(limits[row]); });
+std::int64_t first_beyond(const Ragged& rows, const Ids& ends) {
+    return first_from(rows,
+                      [&ends](std::int64_t row) { return static_cast<std::uint32_t>(ends[row + 1] - ends[row]); });
 }
 
 std::int64_t first_repeated(const Ragged& rows) {
@@ -209,6 +210,18 @@ void join(const Ragged& first, const Ragged& second, std::int32_t* ends, std::in
         next = std::copy(second.begin(row), second.end(row), next);
         ends[row + 1] = static_cast<std::int32_t>(next - ids);
     }
+}
+
+bool look_up(const Ids& table, const Ids& ids, std::int32_t* found) {
+    bool fine = true;
+    for (const std::int32_t id : ids) {
+        if (id < 0 || id >= table.size()) {
+            return false;
+        }
+        *found = table[id];
+        fine &= *found++ >= 0;
+    }
+    return fine;
 }
 
 bool take(const Ragged& rows, const Ragged& slots, std::int32_t* ids) {

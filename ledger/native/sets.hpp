@@ -49,7 +49,8 @@ bool rows_fit(const Ids& layers, const Ids& ptr, const Ids& ids);
 // The row of the first offence, or -1.
 std::int64_t first_unsorted(const Ragged& rows);
 std::int64_t first_outside(const Ragged& rows, std::int64_t limit);
-std::int64_t first_beyond(const Ragged& rows, const Ids& limits);
+// `ends` are the row pointers of as many rows: an id is below the number of ids in its row there.
+std::int64_t first_beyond(const Ragged& rows, const Ids& ends);
 std::int64_t first_repeated(const Ragged& rows);
 std::int64_t first_common(const Ragged& first, const Ragged& second);
 
@@ -64,6 +65,8 @@ std::vector<std::int32_t> distinct(const std::vector<const Ids*>& parts);
 // Row for row, the places in `rows` whose id is wanted. ends has rows + 1 places, slots as many as rows has ids.
 std::int64_t slots_of(const Ragged& rows, const Ragged& wanted, std::int32_t* ends, std::int32_t* slots);
 void join(const Ragged& first, const Ragged& second, std::int32_t* ends, std::int32_t* ids);
+// The entries at these ids; false where one is negative, or an id is outside.
+bool look_up(const Ids& table, const Ids& ids, std::int32_t* found);
 // The ids at these slots, row for row; false where a slot is not in its row.
 bool take(const Ragged& rows, const Ragged& slots, std::int32_t* ids);
 

@@ -201,7 +201,7 @@ def check_slots(request: RequestState, event: Event, keep: Rows[Slot], view: Vie
     """Keep slots are in resident order and name slots that exist."""
     have: Rows[Logical] = view.logical if view is not None else no_rows()
     same = have.layer_bytes == keep.layer_bytes
-    if same and first_unsorted(keep) is None and first_beyond(keep, have.counts) is None:
+    if same and first_unsorted(keep) is None and first_beyond(keep, have) is None:
         return
     counts = dict(zip(have.layers.tolist(), have.counts.tolist(), strict=True))
     for layer, slots in keep.items():

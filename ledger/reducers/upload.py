@@ -36,6 +36,7 @@ from kvsweep.ledger.reducers.shared import (
     remember,
     report,
 )
+from kvsweep.ledger.sources import look_up
 from kvsweep.ledger.state import KeepMap, OpenOperation, RequestState
 
 
@@ -140,10 +141,10 @@ def _check_sources(draft: Draft, request: RequestState, event: BlocksLeased, ope
         if np.setdiff1d(event.source.ids, copies).size:
             refuse(request, event, "a copied plan reads a CPU block that is not one of its copies")
         return
-    sources, wanted, named = int32_view(request.source), opened.logical.ids, event.source.ids
-    if wanted.size and int(wanted.max()) >= sources.size:
-        refuse(request, event, f"logical block {int(wanted.max())} has no CPU block")
-    if bool((sources[wanted] != named).any()) or (named.size and int(named.min()) == HOLE):
+    if look_up(request.source, opened.logical.id_bytes) != event.source.id_bytes:
+        wanted, known = opened.logical.ids, len(request.source) // 4
+        if wanted.size and int(wanted.max()) >= known:
+            refuse(request, event, f"logical block {int(wanted.max())} has no CPU block")
         refuse(request, event, "a source is not the request's own valid CPU block of that logical block")
 
 

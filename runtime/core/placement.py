@@ -10,11 +10,11 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from kvsweep.ledger import areas as a
-from kvsweep.ledger.areas import Areas
+from kvsweep.ledger.areas import Areas, fullest
 from kvsweep.ledger.draft import Groups
 from kvsweep.ledger.ids import Int32, Logical, Physical, Rows, int32_view
 from kvsweep.ledger.layout import Layout
-from kvsweep.ledger.ragged import ends_of, joined_rows
+from kvsweep.ledger.ragged import joined_rows
 
 EMPTY: Int32 = np.empty(0, dtype=np.int32)
 
@@ -27,7 +27,6 @@ class VacantAreas:
         self.blocks = int32_view(own.blocks)
         self._own = own
         self._at = {layer: row for row, layer in enumerate(self.layers)}
-        self._row_of_layer = int32_view(layout.rows_of_group(group))
 
     @cached_property
     def _vacant(self) -> npt.NDArray[np.bool_]:
@@ -38,14 +37,6 @@ class VacantAreas:
         """Fullest first, lowest id among equals."""
         vacant = np.add.reduce(a.vacant(self._own, len(self.layers)), axis=0, dtype=np.int32)
         return np.argsort(vacant, kind="stable")
-
-    def fullest(self, layers: Int32, wanted: Int32) -> tuple[Int32, Int32, int]:
-        """For each layer its first `wanted` vacant blocks, fullest block first.
-
-        layers, wanted  int32[rows]
-        Returns the blocks, row after row, how many of each row, and how many were vacant in all.
-        """
-        return a.fullest(self._own, self._row_of_layer[layers], wanted)
 
     def of_all(self, layers: tuple[int, ...]) -> Int32:
         """Blocks that are vacant in each of these layers, fullest block first."""
@@ -70,60 +61,56 @@ class Placement(Struct, frozen=True, kw_only=True):
     """Vacant areas chosen per layer, and how many more areas each layer takes from newly reserved blocks."""
 
     chosen: Rows[Physical]
-    missing: Int32  # a count a row of `chosen`
+    missing: bytes  # '<i4', a count a row of `chosen`
     new_blocks: tuple[int, ...]  # to reserve, a count a group
     vacant: int  # vacant areas that could be used
 
-    def areas(self, reserved: tuple[Int32, ...], layout: Layout, *, scatter: bool = False) -> Rows[Physical]:
+    def areas(self, reserved: tuple[bytes, ...], layout: Layout, *, scatter: bool = False) -> Rows[Physical]:
         """Destination areas once the new blocks are known: each layer takes its own area of them, in order.
 
-        scatter  each layer begins at another one of them, so that layers read different blocks for one logical block
+        reserved  '<i4' blocks of each group
+        scatter   each layer begins at another one of them, so that layers read different blocks for one logical block
         """
-        if not self.missing.any():
+        if not any(self.new_blocks):
             return self.chosen
-        groups = layout.group_of_layer[self.chosen.layers]
-        parts = [reserved[group][:count] for group, count in zip(groups.tolist(), self.missing.tolist(), strict=True)]
-        if scatter:
-            parts = [np.roll(part, row) for row, part in enumerate(parts)]
-        new: Rows[Physical] = Rows(
-            layer_bytes=self.chosen.layer_bytes,
-            row_ptr_bytes=ends_of(self.missing).tobytes(),
-            id_bytes=np.concatenate(parts).astype("<i4").tobytes(),
-        )
-        return joined_rows(self.chosen, new)
+        blocks = [int32_view(group) for group in reserved]
+        new = {}
+        for at, (layer, count) in enumerate(zip(self.chosen.layers.tolist(), int32_view(self.missing), strict=True)):
+            part = blocks[layout.layers[layer].group][:count]
+            new[layer] = np.roll(part, at) if scatter else part
+        return joined_rows(self.chosen, Rows.of(new))
 
 
 def place(own: Groups, blocks: Rows[Logical], layout: Layout, *, shared_table: bool) -> Placement:
-    """Destinations in the request's own blocks for as many blocks in each layer as its row has. New blocks = the largest shortfall of any layer.
+    """Destinations in the request's own blocks for as many blocks in each layer as its row has.
 
-    With a shared table, slot i has the same physical block in every layer, so only blocks vacant in all of them serve.
+    New blocks = the largest shortfall of any layer. With a shared table, slot i has the same physical block in every
+    layer, so only blocks that are vacant in all of them serve.
     """
-    layers, wanted = blocks.layers, blocks.counts
-    groups = layout.group_of_layer[layers]
-    found: list[Int32] = [EMPTY] * layers.size
-    counts = np.zeros(layers.size, dtype=np.int32)
-    new_blocks, vacant = [], 0
+    if shared_table:
+        return _place_alike(own, blocks, layout)
+    chosen, missing, most, vacant = fullest(own[0], layout.rows_of_group(0), blocks)
+    new_blocks = [most]
+    for group in range(1, layout.groups):
+        more, short, most, there = fullest(own[group], layout.rows_of_group(group), blocks)
+        chosen, vacant = joined_rows(chosen, more), vacant + there
+        missing = (int32_view(missing) + int32_view(short)).astype("<i4").tobytes()  # a layer is in one group
+        new_blocks.append(most)
+    return Placement(chosen=chosen, missing=missing, new_blocks=tuple(new_blocks), vacant=vacant)
+
+
+def _place_alike(own: Groups, blocks: Rows[Logical], layout: Layout) -> Placement:
+    """One table a group."""
+    found: dict[int, Int32] = {}
+    missing, new_blocks, vacant = np.zeros(len(blocks), dtype="<i4"), [], 0
     for group in range(layout.groups):
-        at = np.flatnonzero(groups == group)
-        if not at.size:
-            new_blocks.append(0)
-            continue
-        areas = VacantAreas(own[group], group, layout)
-        if shared_table:
-            free = areas.of_all(tuple(layers[at].tolist()))
-            counts[at] = np.minimum(free.size, wanted[at])
-            rows = [free[:count] for count in counts[at].tolist()]
-            vacant += int(free.size) * at.size
-        else:
-            ids, counts[at], there = areas.fullest(layers[at], wanted[at])
-            rows = [ids] if at.size == layers.size else np.split(ids, np.cumsum(counts[at])[:-1])
-            vacant += there
-        for row, ids in zip(at.tolist(), rows, strict=False):
-            found[row] = ids
-        new_blocks.append(int((wanted - counts)[at].max()))
-    chosen: Rows[Physical] = Rows(
-        layer_bytes=blocks.layer_bytes,
-        row_ptr_bytes=ends_of(counts).tobytes(),
-        id_bytes=np.concatenate(found).astype("<i4").tobytes() if found else b"",
+        at = np.flatnonzero(layout.group_of_layer[blocks.layers] == group)
+        layers, wanted = blocks.layers[at].tolist(), blocks.counts[at]
+        free = VacantAreas(own[group], group, layout).of_all(tuple(layers)) if layers else EMPTY
+        found |= {layer: free[:count] for layer, count in zip(layers, wanted.tolist(), strict=True)}
+        missing[at] = np.maximum(wanted - free.size, 0)
+        new_blocks.append(int(missing[at].max(initial=0)))
+        vacant += int(free.size) * len(layers)
+    return Placement(
+        chosen=Rows.of(found), missing=missing.tobytes(), new_blocks=tuple(new_blocks), vacant=vacant
     )
-    return Placement(chosen=chosen, missing=wanted - counts, new_blocks=tuple(new_blocks), vacant=vacant)

@@ -5,14 +5,14 @@ from typing import NoReturn
 import msgspec
 import numpy as np
 
-from kvsweep.kernels.csr import Csr
 from kvsweep.ledger import events as e
 from kvsweep.ledger.draft import Draft
 from kvsweep.ledger.errors import PoolExhausted, Refused
 from kvsweep.ledger.fold import emit
 from kvsweep.ledger.ids import HOLE, Int32, Logical, Operation, Physical, Rows, Slot, int32_view
+from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.messages import MoveBlocks, Reserve, Retain
-from kvsweep.ledger.ragged import empty_like, first_beyond, first_unsorted, joined_rows, rows_like
+from kvsweep.ledger.ragged import empty_like, first_beyond, first_unsorted, ids_at, joined_rows
 from kvsweep.ledger.reducers.shared import next_operation
 from kvsweep.ledger.state import RequestState
 from kvsweep.ledger.store.hashing import sha256
@@ -43,12 +43,12 @@ def retain(draft: Draft, context: Context, command: Retain) -> Asking:
         _refuse(request, "keep: expected pack, as the token method keeps no slots: each upload replaces the whole set")
     expect_ranks(draft, "retain")
     keep, union = command.keep, False
-    _check_keep(request, keep, layout.active_layers)
+    _check_keep(request, keep, layout)
     if settings.union and not command.pack and _one_table(request, command):
         keep = union_keep(keep, dict(zip(keep.layers.tolist(), _slot_counts(request, keep).tolist(), strict=True)))
         union = keep != command.keep  # where all layers keep alike nothing is added, and nothing to label
     _check_adopt(request, command.adopt, layout.active_layers)
-    table = _table(draft, context, request, keep, command.adopt)
+    table = _table(draft, request, keep, command.adopt)
     row = free_row(draft, request, "retain")
     plan = _plan(draft, context, request, command, keep, table)
     new: tuple[bytes, ...] = (b"",) * layout.groups
@@ -87,7 +87,7 @@ def _plan(
     own, layout = draft.groups(request.key), draft.layout
     if not command.pack:
         layer_tables = context.settings.retain.layer_tables
-        return plan_retain(table, keep, own, layout, layer_tables=layer_tables, kernels=context.kernels)
+        return plan_retain(table, keep, own, layout, layer_tables=layer_tables)
     _check_pack(request, command)
     try:
         return plan_pack(table, own, layout)
@@ -125,13 +125,15 @@ def _send(draft: Draft, operation: Operation, plan: RetainPlan) -> None:
     )
 
 
-def _check_keep(request: RequestState, keep: Rows[Slot], layers: tuple[int, ...]) -> None:
-    if keep.layers.tolist() != list(layers):
+def _check_keep(request: RequestState, keep: Rows[Slot], layout: Layout) -> None:
+    layers = layout.active_layers
+    if keep.layer_bytes != layout.active_layer_bytes:
         _refuse(request, f"keep: expected a row for each active layer {list(layers)}, got {keep.layers.tolist()}")
-    counts = _slot_counts(request, keep)
-    for wrong in (first_unsorted(keep), first_beyond(keep, counts)):
+    view = request.view
+    have: Rows[Logical] = view.logical if view is not None else empty_like(keep.layer_bytes)
+    for wrong in (first_unsorted(keep), first_beyond(keep, have)):
         if wrong is not None:
-            limit, got = int(counts[layers.index(wrong)]), keep.row(wrong).tolist()
+            limit, got = have.row(wrong).size, keep.row(wrong).tolist()
             _refuse(request, f"keep[{wrong}]: expected ascending slots in [0, {limit}), got {got}")
 
 
@@ -169,15 +171,12 @@ def _one_table(request: RequestState, command: Retain) -> bool:
     return len(set(rows)) <= 1 and len(set(adopts)) <= 1
 
 
-def _table(
-    draft: Draft, context: Context, request: RequestState, keep: Rows[Slot], adopt: Rows[Logical]
-) -> Rows[Physical]:
+def _table(draft: Draft, request: RequestState, keep: Rows[Slot], adopt: Rows[Logical]) -> Rows[Physical]:
     """Physical ids of kept slots, then of adopted tail blocks, row for row."""
     view = request.view
     kept: Rows[Physical] = empty_like(keep.layer_bytes)
     if view is not None and keep.id_bytes:
-        physical, slots = view.physical, Csr(keep.row_ptr, keep.ids)
-        kept = rows_like(keep, context.kernels.remap_rows(Csr(physical.row_ptr, physical.ids), slots).ids)
+        kept = ids_at(view.physical, keep)
     if not adopt.id_bytes:
         return kept
     groups = draft.layout.group_of_layer

@@ -6,14 +6,12 @@ from collections.abc import Mapping
 import numpy as np
 from msgspec import Struct
 
-from kvsweep.kernels.csr import Csr
-from kvsweep.kernels.table import Kernels, choose_kernels
 from kvsweep.ledger.draft import Groups
 from kvsweep.ledger.errors import LayoutError, PoolExhausted
 from kvsweep.ledger.events import Attention, RetainMode
 from kvsweep.ledger.ids import Int32, Physical, Rows, Slot, int32_view
 from kvsweep.ledger.layout import Layout
-from kvsweep.ledger.ragged import empty_like
+from kvsweep.ledger.ragged import empty_like, same_rows
 from kvsweep.runtime.core.placement import VacantAreas
 
 
@@ -48,7 +46,6 @@ def plan_retain(
     layout: Layout,
     *,
     layer_tables: bool,
-    kernels: Kernels | None = None,
 ) -> RetainPlan:
     """Choose the cheapest way that keeps every layer's own selection.
 
@@ -56,18 +53,11 @@ def plan_retain(
     Shared remap only where the ordered rows of all layers of a group are equal (B1), never because of the method;
     else one table a layer where the backend reads such (B3); else bytes move. Never in place.
     """
-    classes = (kernels or choose_kernels()).row_classes(Csr(table.row_ptr, table.ids))
-    if _alike(classes, layout.group_of_layer[table.layers], layout.groups):
+    if all(same_rows(table, layout.group_layers(group)) for group in range(layout.groups)):
         return _remap("shared", keep, layout)
     if layer_tables:
         return _remap("layer", keep, layout)
     return _byte_move(dict(table.items()), keep, own, layout)
-
-
-def _alike(classes: Int32, group_of_row: Int32, groups: int) -> bool:
-    """Whether the rows of each group are all of one class."""
-    parts = (classes,) if groups == 1 else (classes[group_of_row == group] for group in range(groups))
-    return all(part.size == 0 or bool((part == part[0]).all()) for part in parts)
 
 
 def union_keep(keep: Rows[Slot], counts: Mapping[int, int]) -> Rows[Slot]:

@@ -71,8 +71,7 @@ def select(draft: Draft, context: Context, command: Select) -> Asking:
             needed = sum(placement.new_blocks) + copies
             raise CannotPlan("upload", "no_space", needed, placement.vacant, got.free, selection_revision=revision)
         new, copied = got.device, got.cpu_copy
-    blocks = tuple(int32_view(group) for group in new)
-    destination = placement.areas(blocks, layout, scatter=settings.transfer.scatter)
+    destination = placement.areas(new, layout, scatter=settings.transfer.scatter)
     _begin(draft, command)
     operation = next_operation(draft, request)
     emit(

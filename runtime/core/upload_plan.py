@@ -19,6 +19,7 @@ from kvsweep.ledger.ragged import (
     joined_rows,
     slots_of,
 )
+from kvsweep.ledger.sources import look_up
 from kvsweep.ledger.state import RequestState
 
 
@@ -142,14 +143,10 @@ def _not_resident(request: RequestState, adopted: Rows[Logical]) -> Rows[Logical
 
 def sources_of(request: RequestState, upload: Rows[Logical]) -> Rows[Source] | None:
     """The request's own valid CPU block of each uploaded block, row for row; None where one has none."""
-    sources = int32_view(request.source)
-    ids = upload.ids
-    if ids.size and int(ids.max()) >= sources.size:
+    found = look_up(request.source, upload.id_bytes)
+    if found is None:
         return None
-    found = sources[ids]
-    if bool(np.any(found == HOLE)):
-        return None
-    return Rows(layer_bytes=upload.layer_bytes, row_ptr_bytes=upload.row_ptr_bytes, id_bytes=found.tobytes())
+    return Rows(layer_bytes=upload.layer_bytes, row_ptr_bytes=upload.row_ptr_bytes, id_bytes=found)
 
 
 def keep_slots(request: RequestState, wanted: Rows[Logical]) -> Rows[Slot]:
