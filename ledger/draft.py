@@ -111,6 +111,10 @@ class Draft:
             mine = self.requests[name] = request.__copy__()
         return mine
 
+    def mine(self, key: RequestKey) -> RequestState:
+        """This draft's own copy of the record of a life. Raises LookupError where it is not known."""
+        return self.own(self.request(key))
+
     def own_pool(self) -> PoolState:
         """This draft's own copy of the pool's record, to be changed."""
         if self.pool is self.base.pool:

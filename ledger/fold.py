@@ -201,15 +201,20 @@ def _take_pool(draft: Draft, event: Event) -> None:
     draft.own_pool().seq = event.seq + 1
 
 
-def emit(draft: Draft, kind: type[Event], key: RequestKey, /, **fields: Any) -> None:
-    """Make the next event of the request's stream (or of the pool's, with POOL) and fold it."""
-    known = draft.known(key)
-    if known is not None:
-        event = kind(request=key, seq=known.seq, **fields)
-        _take(draft, known, event)
-    else:
-        event = kind(request=key, seq=draft.pool.seq if key == POOL else 0, **fields)
-        take(draft, event)
+def emit(draft: Draft, kind: type[Event], request: RequestState, /, **fields: Any) -> None:
+    """Make the next event of the request's stream and fold it. `request` is the draft's own record, and goes along."""
+    event = kind(request=request.key, seq=request.seq, **fields)
+    _reduce(draft, request, RULES[kind], event)
+    request.seq += 1
+    draft.events.append(event)
+
+
+def emit_in(draft: Draft, kind: type[Event], stream: RequestKey, /, **fields: Any) -> None:
+    """The same in a stream by its name: the pool's, a life's, or that of a life which begins."""
+    known = draft.known(stream)
+    seq = draft.pool.seq if stream == POOL else 0 if known is None else known.seq
+    event = kind(request=stream, seq=seq, **fields)
+    take(draft, event)
     draft.events.append(event)
 
 

@@ -12,7 +12,7 @@ from kvsweep.ledger import messages as m
 from kvsweep.ledger.draft import Draft
 from kvsweep.ledger.errors import KvsweepError, Refused, UsageError
 from kvsweep.ledger.events import Event, RankEpochs
-from kvsweep.ledger.fold import emit, take
+from kvsweep.ledger.fold import emit, emit_in, take
 from kvsweep.ledger.ids import HOLE, POOL, Operation, RequestKey
 from kvsweep.ledger.messages import Command, Effect, Refusal, Release, Report, Reserve, Reserved, Turn
 from kvsweep.ledger.standing import Standing
@@ -201,10 +201,12 @@ class Core:
 
     def _finish(self, draft: Draft, turn: Turn, *asked: RequestKey | None) -> Turn:
         """Take every step that follows by itself, say what is free, and stage."""
-        keys = [request.key for request in draft.requests.values() if request is not None]
-        keys += [key for key in asked if key is not None and key not in keys and draft.known(key) is not None]
-        for key in keys:
-            follow(draft, self._context, key)
+        for key in asked:
+            if key is not None and (known := draft.known(key)) is not None:
+                draft.own(known)
+        for request in tuple(draft.requests.values()):
+            if request is not None:
+                follow(draft, self._context, request)
         if draft.events:
             release(draft)
         about = asked[0] if asked else None
@@ -216,7 +218,7 @@ class Core:
         key = error.key if isinstance(error.key, RequestKey) else _request_of(command)
         stream = reports.stream_of(draft, key) if key is not None else POOL
         reason = error.reason or str(error)
-        emit(draft, e.CommandRefused, stream, command=type(command).__name__, state=error.state, reason=reason)
+        emit_in(draft, e.CommandRefused, stream, command=type(command).__name__, state=error.state, reason=reason)
         if reserved is not None and reserved.device is not None:  # for a plan that did not come about
             cpu = reserved.cpu_full + reserved.cpu_copy + reserved.claimed
             draft.effects.append(Release(device=reserved.device, cpu=cpu))
@@ -231,7 +233,7 @@ class Core:
         emit(
             draft,
             e.PlanRefused,
-            key,
+            draft.mine(key),
             lane=error.lane,
             reason=error.reason,
             needed=error.needed,

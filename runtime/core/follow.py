@@ -8,7 +8,7 @@ from kvsweep.ledger import events as e
 from kvsweep.ledger.draft import Draft
 from kvsweep.ledger.events import LaneName
 from kvsweep.ledger.fold import emit
-from kvsweep.ledger.ids import HOLE, Operation, RequestKey, int32_bytes, int32_view
+from kvsweep.ledger.ids import HOLE, Operation, int32_bytes, int32_view
 from kvsweep.ledger.messages import Acknowledge, Cancel, Release
 from kvsweep.ledger.ownership import Holder
 from kvsweep.ledger.phases import ABORTABLE
@@ -16,9 +16,9 @@ from kvsweep.ledger.state import OpenOperation, RequestState
 from kvsweep.runtime.core.expect import Context
 
 
-def follow(draft: Draft, context: Context, key: RequestKey) -> None:
-    """Take every step that nothing waits for, until none is left."""
-    while _step(draft, context, draft.request(key)):
+def follow(draft: Draft, context: Context, request: RequestState) -> None:
+    """Take every step that nothing waits for, until none is left. `request` is the draft's own record."""
+    while _step(draft, context, request):
         pass
 
 
@@ -31,10 +31,10 @@ def _step(draft: Draft, context: Context, request: RequestState) -> bool:
         if lane.open is None:
             continue
         if lane.phase == moving and _all_done(lane.open):
-            emit(draft, completed, request.key, operation=lane.open.operation)
+            emit(draft, completed, request, operation=lane.open.operation)
             return True
         if lane.phase == moved and committed is not None:
-            _commit(draft, request.key, lane.open, committed)
+            _commit(draft, request, lane.open, committed)
             return True
     if len(request.views) > 1 or request.fences or not request.current or request.retain.phase == "COMMITTED":
         if _retire(draft, context, request):
@@ -47,17 +47,17 @@ def _all_done(opened: OpenOperation) -> bool:
     return len(opened.outcomes) >= len(opened.ranks) and dict(opened.ranks).keys() == dict(opened.outcomes).keys()
 
 
-def _commit(draft: Draft, key: RequestKey, opened: OpenOperation, kind: type[e.Event]) -> None:
+def _commit(draft: Draft, request: RequestState, opened: OpenOperation, kind: type[e.Event]) -> None:
     """Switch to the new view where it still builds on the current one."""
-    emit(draft, kind, key, operation=opened.operation, generation=opened.generation)
+    emit(draft, kind, request, operation=opened.operation, generation=opened.generation)
     if kind is e.ResidencyCommitted:
         draft.effects.append(Acknowledge(operation=opened.operation, generation=opened.generation))
-    drop_considered_tail(draft, key)
+    drop_considered_tail(draft, request)
 
 
-def drop_considered_tail(draft: Draft, key: RequestKey) -> None:
+def drop_considered_tail(draft: Draft, request: RequestState) -> None:
     """Clean tail blocks that the last selection has seen leave the active groups: adopted, or kept by the CPU alone."""
-    request, layout = draft.request(key), draft.pool.layout
+    layout = draft.pool.layout
     if not request.tail:
         return
     for group in range(layout.groups):
@@ -67,14 +67,14 @@ def drop_considered_tail(draft: Draft, key: RequestKey) -> None:
                 for block in request.tail
                 if block.phase == "clean" and block.logical < request.whole_blocks and block.physical[group] != HOLE
             ]
-            drop_tail(draft, key, group, seen)
+            drop_tail(draft, request, group, seen)
 
 
-def drop_tail(draft: Draft, key: RequestKey, group: int, logical: list[int]) -> None:
+def drop_tail(draft: Draft, request: RequestState, group: int, logical: list[int]) -> None:
     """These blocks leave the group's tail into a fence, which opens when the steps that were handed them have ended."""
     if logical:
-        fence = draft.request(key).next_fence
-        emit(draft, e.TailDropped, key, group=group, logical=int32_bytes(logical), fence=fence)
+        fence = request.next_fence
+        emit(draft, e.TailDropped, request, group=group, logical=int32_bytes(logical), fence=fence)
 
 
 def _retire(draft: Draft, context: Context, request: RequestState) -> bool:
@@ -82,20 +82,20 @@ def _retire(draft: Draft, context: Context, request: RequestState) -> bool:
     key, replaced = request.key, request.retain.open
     if request.retain.phase == "COMMITTED" and replaced is not None and replaced.replaced == 0:
         nothing = (b"",) * draft.pool.layout.groups
-        emit(draft, e.BlocksRetired, key, generation=0, cause="retain", freed=nothing)
+        emit(draft, e.BlocksRetired, request, generation=0, cause="retain", freed=nothing)
         _acknowledge_retain(draft, replaced.operation, replaced.generation)
         return True
     for view in request.views:
         if view.generation == request.current or context.steps.reads(key, view.generation):
             continue
         freed = draft.freed_by(key, Holder("view", view.generation)).freed
-        emit(draft, e.BlocksRetired, key, generation=view.generation, cause=view.replaced_by, freed=freed)
+        emit(draft, e.BlocksRetired, request, generation=view.generation, cause=view.replaced_by, freed=freed)
         if view.replaced_by == "retain" and replaced is not None:
             _acknowledge_retain(draft, replaced.operation, replaced.generation)
         return True
     for fence in request.fences:
         if context.steps.fence_is_quiet(key, fence, draft.fences):
-            emit(draft, e.FenceOpened, key, fence=fence, freed=draft.freed_by(key, Holder("fence", fence)).freed)
+            emit(draft, e.FenceOpened, request, fence=fence, freed=draft.freed_by(key, Holder("fence", fence)).freed)
             return True
     return False
 
@@ -113,12 +113,12 @@ def _end(draft: Draft, context: Context, request: RequestState) -> bool:
     if request.life == "PREEMPTED" and request.store.phase == "IDLE":
         for block in request.tail:
             if block.phase == "dirty":
-                emit(draft, e.BlockLost, key, logical=block.logical, reason="preempted and not stored")
+                emit(draft, e.BlockLost, request, logical=block.logical, reason="preempted and not stored")
                 return True
     for group in range(layout.groups):
         logical = [b.logical for b in request.tail if b.phase in phases and b.physical[group] != HOLE]
         if logical:
-            drop_tail(draft, key, group, logical)
+            drop_tail(draft, request, group, logical)
             return True
     if request.life == "FINISHING" and not (
         request.open_operations()
@@ -126,17 +126,17 @@ def _end(draft: Draft, context: Context, request: RequestState) -> bool:
         or draft.holders(key)
         or context.steps.writes(key)  # a step that was handed nothing is open on the request all the same
     ):
-        emit(draft, e.RequestClosed, key)
+        emit(draft, e.RequestClosed, request)
     return False
 
 
-def abort(draft: Draft, key: RequestKey, lane: LaneName, reason: str) -> None:
+def abort(draft: Draft, request: RequestState, lane: LaneName, reason: str) -> None:
     """Turn a lane's open operation back: the old state stands, the operation settles, ranks are told to stop."""
-    opened = draft.request(key).lane(lane).open
+    opened = request.lane(lane).open
     if opened is None:
         raise LookupError(f"{lane} has no open operation")
-    emit(draft, _ABORTED[lane], key, operation=opened.operation, reason=reason)
-    if any(left.operation == opened.operation for left in draft.request(key).settling):
+    emit(draft, _ABORTED[lane], request, operation=opened.operation, reason=reason)
+    if any(left.operation == opened.operation for left in request.settling):
         draft.effects.append(Cancel(operation=opened.operation, ranks=opened.ranks))
 
 
@@ -147,10 +147,12 @@ _ABORTED: Final[dict[LaneName, type[e.Event]]] = {
 }
 
 
-def abort_what_can_turn_back(draft: Draft, key: RequestKey, lanes: tuple[LaneName, ...], reason: str) -> None:
+def abort_what_can_turn_back(
+    draft: Draft, request: RequestState, lanes: tuple[LaneName, ...], reason: str
+) -> None:
     for lane in lanes:
-        if draft.request(key).lane(lane).phase in ABORTABLE[lane]:
-            abort(draft, key, lane, reason)
+        if request.lane(lane).phase in ABORTABLE[lane]:
+            abort(draft, request, lane, reason)
 
 
 def release(draft: Draft) -> None:

@@ -5,9 +5,9 @@ from typing import Literal
 from kvsweep.ledger import events as e
 from kvsweep.ledger.acks import Ack, Verdict, judge
 from kvsweep.ledger.draft import Draft
-from kvsweep.ledger.events import Measured
-from kvsweep.ledger.fold import emit
-from kvsweep.ledger.ids import POOL, RequestKey
+from kvsweep.ledger.events import LaneName, Measured
+from kvsweep.ledger.fold import emit, emit_in
+from kvsweep.ledger.ids import POOL, Operation, RequestKey
 from kvsweep.ledger.messages import Acknowledged, Done
 from kvsweep.ledger.state import RequestState
 from kvsweep.runtime.core.follow import abort
@@ -27,19 +27,16 @@ def done(draft: Draft, report: Done) -> tuple[ReportOutcome, Verdict]:
     verdict = judge(draft, ack)
     if verdict.kind in ("duplicate", "stale", "future", "conflict"):
         return _record(draft, ack, verdict), verdict
-    key = report.operation.request
+    request = draft.mine(report.operation.request)
     if verdict.kind == "applied":
-        _apply(draft, report)
+        _apply(draft, request, report)
         return "accepted", verdict
     if verdict.kind == "aborts":
-        request = draft.request(key)
-        lanes = {"upload": request.upload, "retain": request.retain, "store": request.store}
-        name = next(name for name, lane in lanes.items() if lane.open and lane.open.operation == report.operation)
-        abort(draft, key, name, f"rank {report.rank} {report.outcome}")
+        abort(draft, request, _lane_of(request, report.operation), f"rank {report.rank} {report.outcome}")
     emit(
         draft,
         e.TransferSettled,
-        key,
+        request,
         operation=report.operation,
         rank=report.rank,
         process_epoch=report.process_epoch,
@@ -48,35 +45,45 @@ def done(draft: Draft, report: Done) -> tuple[ReportOutcome, Verdict]:
     return "accepted", verdict
 
 
-def _apply(draft: Draft, report: Done) -> None:
-    request = draft.request(report.operation.request)
+def _lane_of(request: RequestState, operation: Operation) -> LaneName:
+    """The lane in which the operation is open."""
+    names: tuple[LaneName, ...] = ("upload", "retain", "store")
+    for name in names:
+        opened = request.lane(name).open
+        if opened is not None and opened.operation == operation:
+            return name
+    raise LookupError(f"{operation} is not open")
+
+
+def _apply(draft: Draft, request: RequestState, report: Done) -> None:
     same = {
         "operation": report.operation,
         "rank": report.rank,
         "process_epoch": report.process_epoch,
         "measured": Measured(wait_s=report.wait_s),
     }
-    if request.upload.open and request.upload.open.operation == report.operation:
+    lane = _lane_of(request, report.operation)
+    if lane == "upload":
         emit(
             draft,
             e.RankTransferred,
-            request.key,
+            request,
             h2d_bytes=report.h2d_bytes,
             unpack_bytes=report.unpack_bytes,
             table_updates=report.table_updates,
             **same,
         )
-    elif request.retain.open and request.retain.open.operation == report.operation:
+    elif lane == "retain":
         emit(
             draft,
             e.TablesApplied,
-            request.key,
+            request,
             resident_moved_bytes=report.resident_moved_bytes,
             table_updates=report.table_updates,
             **same,
         )
     else:
-        emit(draft, e.RankStored, request.key, d2h_bytes=report.d2h_bytes, **same)
+        emit(draft, e.RankStored, request, d2h_bytes=report.d2h_bytes, **same)
 
 
 def _record(draft: Draft, ack: Ack, verdict: Verdict) -> ReportOutcome:
@@ -91,9 +98,9 @@ def _record(draft: Draft, ack: Ack, verdict: Verdict) -> ReportOutcome:
     }
     stream = stream_of(draft, ack.operation.request)
     if verdict.kind in ("duplicate", "stale"):
-        emit(draft, e.AckIgnored, stream, **same)
+        emit_in(draft, e.AckIgnored, stream, **same)
         return "repeated" if verdict.kind == "duplicate" else "ignored"
-    emit(draft, e.AckRefused, stream, expected=verdict.expected, got=verdict.got, **same)
+    emit_in(draft, e.AckRefused, stream, expected=verdict.expected, got=verdict.got, **same)
     return "refused"
 
 
@@ -108,7 +115,8 @@ def acknowledged(draft: Draft, report: Acknowledged) -> ReportOutcome:
         ):
             if lane.open is not None and lane.open.operation == report.operation and lane.phase in phases:
                 fields = {"cpu_gather_bytes": report.cpu_gather_bytes} if kind is e.UploadAcknowledged else {}
-                emit(draft, kind, request.key, operation=report.operation, process_epoch=report.process_epoch, **fields)
+                mine, epoch = draft.own(request), report.process_epoch
+                emit(draft, kind, mine, operation=report.operation, process_epoch=epoch, **fields)
                 return "accepted"
     ack = Ack(operation=report.operation, rank=PRODUCER, process_epoch=report.process_epoch, outcome="acknowledged")
     return _record(draft, ack, _unawaited(draft, request, report))

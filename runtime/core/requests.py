@@ -5,7 +5,8 @@ import numpy as np
 from kvsweep.ledger import events as e
 from kvsweep.ledger.draft import Draft
 from kvsweep.ledger.errors import Busy, Refused
-from kvsweep.ledger.fold import emit
+from kvsweep.ledger.events import LaneName
+from kvsweep.ledger.fold import emit, emit_in
 from kvsweep.ledger.ids import HOLE, Operation, RequestKey, Rows, int32_bytes, int32_view
 from kvsweep.ledger.messages import (
     Abort,
@@ -34,7 +35,7 @@ def open_request(draft: Draft, context: Context, command: OpenRequest) -> None:
     known = draft.latest(command.request_id)
     if known is not None and known.life != "CLOSED":
         raise Refused(known.key, "OpenRequest", known.describe(), (), "the earlier life is not closed")
-    emit(
+    emit_in(
         draft,
         e.RequestOpened,
         # The epoch is the coordinator's to give.
@@ -50,7 +51,7 @@ def register(draft: Draft, context: Context, command: RegisterSources) -> Asking
     What is wrong with the ids is refused by name; `no_space` is left for blocks that nobody holds and that are on their
     way back to the pool.
     """
-    request = draft.request(command.request)
+    request = draft.mine(command.request)
     _check_named(draft, request, command)
     new = np.setdiff1d(int32_view(command.source), int32_view(blocks_of(request.stale)))
     if new.size:
@@ -58,7 +59,7 @@ def register(draft: Draft, context: Context, command: RegisterSources) -> Asking
         got = yield Reserve(cause=command, device=nothing, cpu_full=0, cpu_copy=0, claim=int32_bytes(new))
         if got.device is None:
             raise CannotPlan("store", "no_space", int(new.size), 0, got.free)
-    emit(draft, e.SourcesRegistered, command.request, logical=command.logical, source=command.source)
+    emit(draft, e.SourcesRegistered, request, logical=command.logical, source=command.source)
     return None
 
 
@@ -86,7 +87,7 @@ def _check_named(draft: Draft, request: RequestState, command: RegisterSources) 
 
 def open_tail(draft: Draft, context: Context, command: OpenTail) -> Asking:
     """One new block a group for every logical block that has none yet, up to and without `until`."""
-    request, layout = draft.request(command.request), draft.layout
+    request, layout = draft.mine(command.request), draft.layout
     expect_count(request.key, "OpenTail", request.describe(), "until", command.until)
     start = max([leading(request.source), *(block.logical + 1 for block in request.tail)])
     missing = range(start, command.until)
@@ -97,15 +98,14 @@ def open_tail(draft: Draft, context: Context, command: OpenTail) -> Asking:
         raise CannotPlan("store", "no_space", len(missing), 0, got.free)
     blocks = np.stack([int32_view(group) for group in got.device])
     for at, logical in enumerate(missing):
-        emit(draft, e.TailOpened, request.key, logical=logical, physical_by_group=int32_bytes(blocks[:, at]))
+        emit(draft, e.TailOpened, request, logical=logical, physical_by_group=int32_bytes(blocks[:, at]))
     return None
 
 
 def seal_tail(draft: Draft, context: Context, command: SealTail) -> Asking:
     """Seal what is confirmed, store what is sealed, and let windows slide."""
-    key, layout = command.request, draft.layout
-    request = draft.request(key)
-    expect_count(key, "SealTail", request.describe(), "confirmed_tokens", command.confirmed_tokens)
+    request, layout = draft.mine(command.request), draft.layout
+    expect_count(request.key, "SealTail", request.describe(), "confirmed_tokens", command.confirmed_tokens)
     whole = command.confirmed_tokens // layout.block_size
     sealable = [block.logical for block in request.tail if block.phase == "open" and block.logical < whole]
     dirty = [block.logical for block in request.tail if block.phase == "dirty"] + sealable
@@ -115,14 +115,15 @@ def seal_tail(draft: Draft, context: Context, command: SealTail) -> Asking:
     if store:
         got = yield Reserve(cause=command, device=(0,) * layout.groups, cpu_full=len(dirty), cpu_copy=0)
     for logical in sealable:
-        emit(draft, e.TailSealed, key, logical=logical)
-    _slide_windows(draft, key, command.confirmed_tokens)
+        emit(draft, e.TailSealed, request, logical=logical)
+    _slide_windows(draft, request, command.confirmed_tokens)
     if got is None:
         return None
     if got.device is None:
-        emit(draft, e.PlanRefused, key, lane="store", reason="no_space", needed=len(dirty), vacant=0, free=got.free)
+        needed, free = len(dirty), got.free
+        emit(draft, e.PlanRefused, request, lane="store", reason="no_space", needed=needed, vacant=0, free=free)
         return None
-    return _store(draft, draft.request(key), sorted(dirty), got.cpu_full)
+    return _store(draft, request, sorted(dirty), got.cpu_full)
 
 
 def _store(draft: Draft, request: RequestState, logical: list[int], sources: bytes) -> Operation:
@@ -136,7 +137,7 @@ def _store(draft: Draft, request: RequestState, logical: list[int], sources: byt
         areas[layer.layer] = np.asarray([block.physical[layer.group] for block in present], dtype=np.int32)
         targets[layer.layer] = np.asarray([cpu[block.logical] for block in present], dtype=np.int32)
     wire = int32_bytes(logical)
-    emit(draft, e.StoreStarted, request.key, operation=operation, logical=wire, source=sources, ranks=ranks)
+    emit(draft, e.StoreStarted, request, operation=operation, logical=wire, source=sources, ranks=ranks)
     draft.effects.append(
         StoreBlocks(
             operation=operation,
@@ -149,7 +150,7 @@ def _store(draft: Draft, request: RequestState, logical: list[int], sources: byt
     return operation
 
 
-def _slide_windows(draft: Draft, key: RequestKey, confirmed_tokens: int) -> None:
+def _slide_windows(draft: Draft, request: RequestState, confirmed_tokens: int) -> None:
     """Stored blocks that no later query can see leave a sliding-window group's tail: a retirement like any other."""
     layout = draft.layout
     for group in range(layout.groups):
@@ -158,12 +159,12 @@ def _slide_windows(draft: Draft, key: RequestKey, confirmed_tokens: int) -> None
         oldest_seen = confirmed_tokens - layout.window_tokens(group) + 1
         out = [
             block.logical
-            for block in draft.request(key).tail
+            for block in request.tail
             if block.phase == "clean"
             and block.physical[group] != HOLE
             and (block.logical + 1) * layout.block_size <= oldest_seen
         ]
-        drop_tail(draft, key, group, out)
+        drop_tail(draft, request, group, out)
 
 
 def preempt(draft: Draft, context: Context, command: Preempt) -> Asking:
@@ -172,37 +173,39 @@ def preempt(draft: Draft, context: Context, command: Preempt) -> Asking:
     Sealed blocks that no store carries yet are stored now. What cannot be stored is declared lost as well, when the
     store lane is idle (`follow`): nothing else would ever let go of it.
     """
-    key, request, got = command.request, draft.request(command.request), None
+    request, got = draft.mine(command.request), None
     dirty = [block.logical for block in request.tail if block.phase == "dirty"]
     if request.life == "RUNNING" and dirty and request.store.phase == "IDLE" and not draft.pool.lost:
         got = yield Reserve(cause=command, device=(0,) * draft.layout.groups, cpu_full=len(dirty), cpu_copy=0)
-    abort_what_can_turn_back(draft, key, ("upload", "retain"), "preempted")
-    emit(draft, e.RequestPreempted, key)
-    for block in draft.request(key).tail:
+    abort_what_can_turn_back(draft, request, ("upload", "retain"), "preempted")
+    emit(draft, e.RequestPreempted, request)
+    for block in request.tail:
         if block.phase == "open":
-            emit(draft, e.BlockLost, key, logical=block.logical, reason="preempted before it was sealed")
+            emit(draft, e.BlockLost, request, logical=block.logical, reason="preempted before it was sealed")
     if got is not None and got.device is not None:
-        _store(draft, draft.request(key), dirty, got.cpu_full)
+        _store(draft, request, dirty, got.cpu_full)
     return None
 
 
 def resume(draft: Draft, context: Context, command: Resume) -> None:
-    emit(draft, e.RequestResumed, command.request)
+    emit(draft, e.RequestResumed, draft.mine(command.request))
 
 
 def finish(draft: Draft, context: Context, command: Finish) -> None:
-    abort_what_can_turn_back(draft, command.request, ("upload", "retain", "store"), "finished")
-    emit(draft, e.RequestFinished, command.request)
+    request = draft.mine(command.request)
+    abort_what_can_turn_back(draft, request, ("upload", "retain", "store"), "finished")
+    emit(draft, e.RequestFinished, request)
 
 
 def abort_operation(draft: Draft, context: Context, command: Abort) -> Operation:
     """Legal until the commit; a commit already recorded stands."""
-    request = draft.request(command.operation.request)
-    for name in ("upload", "retain", "store"):
+    request = draft.mine(command.operation.request)
+    names: tuple[LaneName, ...] = ("upload", "retain", "store")
+    for name in names:
         lane = request.lane(name)
         if lane.open is not None and lane.open.operation == command.operation:
             if lane.phase not in ABORTABLE[name]:
                 raise Refused(request.key, "Abort", request.describe(), (), f"{name} has committed")
-            abort(draft, request.key, name, command.reason)
+            abort(draft, request, name, command.reason)
             return command.operation
     raise Refused(request.key, "Abort", request.describe(), (), f"{command.operation} is not open")

@@ -2,11 +2,11 @@
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.draft import Draft
-from kvsweep.ledger.events import Difference, Implementation, RankEpochs
-from kvsweep.ledger.fold import emit
-from kvsweep.ledger.ids import POOL, RequestKey, Rows, Slot, no_rows
+from kvsweep.ledger.events import Difference, Implementation, LaneName, RankEpochs
+from kvsweep.ledger.fold import emit, emit_in
+from kvsweep.ledger.ids import POOL, Rows, Slot, no_rows
 from kvsweep.ledger.messages import Acknowledge, Cancel, ProcessLost, ProcessStarted, PublishKeepMap
-from kvsweep.ledger.state import PREFIXES_KEPT
+from kvsweep.ledger.state import PREFIXES_KEPT, RequestState
 from kvsweep.runtime.core.follow import abort, abort_what_can_turn_back
 from kvsweep.runtime.core.prefixes import evict_oldest
 
@@ -22,7 +22,7 @@ def process(draft: Draft, message: ProcessStarted | ProcessLost) -> str | None:
 
 def _refused(draft: Draft, peer: str, expected: str, got: str) -> str:
     difference = Difference(field="process_epoch", expected=expected, got=got)
-    emit(draft, e.HandshakeRefused, POOL, peer=peer, differences=(difference,))
+    emit_in(draft, e.HandshakeRefused, POOL, peer=peer, differences=(difference,))
     return f"{peer}: process_epoch: expected {expected}, got {got}"
 
 
@@ -32,7 +32,7 @@ def _lost(draft: Draft, message: ProcessLost) -> str | None:
         known = pool.process_epoch(rank)
         return _refused(draft, f"rank {rank}", f"{known}, alive", str(message.process_epoch))
     _end_epoch(draft, rank, message.process_epoch)
-    emit(
+    emit_in(
         draft,
         e.RankLost,
         POOL,
@@ -52,7 +52,7 @@ def _rank(draft: Draft, rank: int, process_epoch: int) -> str | None:
         return _refused(draft, f"rank {rank}", f"above {known}", str(process_epoch))
     if rank not in pool.lost:
         _end_epoch(draft, rank, known)
-    emit(
+    emit_in(
         draft,
         e.RankRestarted,
         POOL,
@@ -65,27 +65,27 @@ def _rank(draft: Draft, rank: int, process_epoch: int) -> str | None:
 
 def _end_epoch(draft: Draft, rank: int, process_epoch: int) -> None:
     """One rank's memory is gone: every view and every shared block is incomplete, and the rank is quiet for ever."""
-    for request in draft.everybody():
-        if request.life == "CLOSED":
+    for known in draft.everybody():
+        if known.life == "CLOSED":
             continue
-        key = request.key
-        abort_what_can_turn_back(draft, key, ("upload", "retain", "store"), f"rank {rank} ended")
-        for opened in draft.request(key).settling:
+        request = draft.own(known)
+        abort_what_can_turn_back(draft, request, ("upload", "retain", "store"), f"rank {rank} ended")
+        for opened in request.settling:
             if (rank, process_epoch) in opened.ranks and rank not in dict(opened.outcomes):
                 emit(
                     draft,
                     e.TransferSettled,
-                    key,
+                    request,
                     operation=opened.operation,
                     rank=rank,
                     process_epoch=process_epoch,
                     outcome="epoch_ended",
                 )
-        if draft.request(key).life == "RUNNING":
-            emit(draft, e.RequestPreempted, key)
-        for block in draft.request(key).tail:
-            if block.phase in ("open", "dirty") and draft.request(key).life == "PREEMPTED":
-                emit(draft, e.BlockLost, key, logical=block.logical, reason=f"rank {rank} ended")
+        if request.life == "RUNNING":
+            emit(draft, e.RequestPreempted, request)
+        for block in request.tail:
+            if block.phase in ("open", "dirty") and request.life == "PREEMPTED":
+                emit(draft, e.BlockLost, request, logical=block.logical, reason=f"rank {rank} ended")
     evict_oldest(draft, PREFIXES_KEPT)
 
 
@@ -95,7 +95,7 @@ def recover(draft: Draft, evidence: str, kernels: str, ranks: RankEpochs, produc
     What was open is aborted and settles, residency begins empty, and the producer hears again what waits for its word.
     """
     implementation = Implementation(kernels=kernels)
-    emit(draft, e.CoordinatorRestarted, POOL, evidence=evidence, implementation=implementation)
+    emit_in(draft, e.CoordinatorRestarted, POOL, evidence=evidence, implementation=implementation)
     for rank, known in draft.pool.ranks:
         if rank in draft.pool.lost:
             _end_epoch(draft, rank, known)  # what began after it was lost has had no reader, and ends all the same
@@ -105,7 +105,7 @@ def recover(draft: Draft, evidence: str, kernels: str, ranks: RankEpochs, produc
         _rank(draft, rank, process_epoch)
     if producer_epoch == draft.pool.producer_epoch:
         for request in draft.everybody():
-            _say_again(draft, request.key)
+            _say_again(draft, request)
     else:
         _producer(draft, producer_epoch)
     # Nobody is left who could be told to stop.
@@ -118,22 +118,21 @@ def _producer(draft: Draft, process_epoch: int) -> str | None:
         return None  # a repeated announcement
     if process_epoch < pool.producer_epoch:
         return _refused(draft, "producer", f"above {pool.producer_epoch}", str(process_epoch))
-    for request in draft.everybody():
-        if request.upload.phase == "MOVING":
-            # Also where some ranks have completed: one that reports later may have read lost memory.
-            abort(draft, request.key, "upload", "the producer restarted")
-        if draft.request(request.key).store.phase == "MOVING":
-            abort(draft, request.key, "store", "the producer restarted")
+    lanes: tuple[LaneName, ...] = ("upload", "store")
+    for known in draft.everybody():
+        for lane in lanes:
+            if known.lane(lane).phase == "MOVING":
+                # Also where some ranks have completed: one that reports later may have read lost memory.
+                abort(draft, draft.own(known), lane, "the producer restarted")
     evict_oldest(draft, PREFIXES_KEPT)
-    emit(draft, e.ProducerRestarted, POOL, process_epoch=process_epoch)
+    emit_in(draft, e.ProducerRestarted, POOL, process_epoch=process_epoch)
     for request in draft.everybody():
-        _say_again(draft, request.key)
+        _say_again(draft, request)
     return None
 
 
-def _say_again(draft: Draft, key: RequestKey) -> None:
+def _say_again(draft: Draft, request: RequestState) -> None:
     """An acknowledgement that the old process may not have taken note of goes to the new one."""
-    request = draft.request(key)
     upload, retain = request.upload, request.retain
     if upload.open is not None and upload.phase == "COMMITTED":
         draft.effects.append(Acknowledge(operation=upload.open.operation, generation=upload.open.generation))

@@ -35,7 +35,7 @@ def retain_digest(command: Retain) -> str:
 
 
 def retain(draft: Draft, context: Context, command: Retain) -> Asking:
-    request, layout, settings = draft.request(command.request), draft.layout, context.settings.retain
+    request, layout, settings = draft.mine(command.request), draft.layout, context.settings.retain
     expect_lanes(request, "Retain")
     if command.map_revision != request.map_revision:
         _refuse(request, f"map_revision: expected {request.map_revision}, the current one, got {command.map_revision}")
@@ -62,7 +62,7 @@ def retain(draft: Draft, context: Context, command: Retain) -> Asking:
     emit(
         draft,
         e.RetainPlanned,
-        request.key,
+        request,
         operation=operation,
         generation=request.next_generation,
         mode=plan.mode,
@@ -77,7 +77,7 @@ def retain(draft: Draft, context: Context, command: Retain) -> Asking:
         idempotency_key=command.idempotency_key,
         digest=retain_digest(command),
     )
-    _send(draft, operation, plan)
+    _send(draft, request, operation, plan)
     return operation
 
 
@@ -95,8 +95,8 @@ def _plan(
         raise CannotPlan("retain", "no_space", error.wanted, error.free, 0) from error
 
 
-def _send(draft: Draft, operation: Operation, plan: RetainPlan) -> None:
-    ranks, opened = draft.pool.ranks, draft.request(operation.request).retain.open
+def _send(draft: Draft, request: RequestState, operation: Operation, plan: RetainPlan) -> None:
+    ranks, opened = draft.pool.ranks, request.retain.open
     if opened is None:
         raise LookupError(f"{operation} is not open")
     size = ids_bytes(plan.moved_from, opened.destination, opened.table) * len(ranks)
@@ -104,7 +104,7 @@ def _send(draft: Draft, operation: Operation, plan: RetainPlan) -> None:
     emit(
         draft,
         e.ReadersDrained,
-        operation.request,
+        request,
         operation=operation,
         row=opened.row,
         ranks=ranks,

@@ -6,7 +6,7 @@ import numpy as np
 from kvsweep.ledger import events as e
 from kvsweep.ledger.draft import Draft
 from kvsweep.ledger.fold import emit
-from kvsweep.ledger.ids import Operation, RequestKey, Rows, Source, Token, int32_view
+from kvsweep.ledger.ids import Operation, Rows, Source, Token, int32_view
 from kvsweep.ledger.messages import (
     BlockSelection,
     Gather,
@@ -48,11 +48,11 @@ def selection_digest(selection: BlockSelection) -> str:
 
 def select(draft: Draft, context: Context, command: Select) -> Asking:
     selection, settings = command.selection, context.settings
-    request, layout, revision = draft.request(selection.request), draft.layout, selection.selection_revision
+    request, layout, revision = draft.mine(selection.request), draft.layout, selection.selection_revision
     expect_lanes(request, "Select")
     plan = _plan(draft, context, request, command)
     if not plan.upload.id_bytes:
-        return _publish(draft, command)
+        return _publish(draft, request, command)
     if plan.unfilled:
         raise CannotPlan("upload", "unequal_layers", plan.unfilled, 0, 0, selection_revision=revision)
     tokens = selection.tokens_by_layer
@@ -72,12 +72,12 @@ def select(draft: Draft, context: Context, command: Select) -> Asking:
             raise CannotPlan("upload", "no_space", needed, placement.vacant, got.free, selection_revision=revision)
         new, copied = got.device, got.cpu_copy
     destination = placement.areas(new, layout, scatter=settings.transfer.scatter)
-    _begin(draft, command)
+    _begin(draft, request, command)
     operation = next_operation(draft, request)
     emit(
         draft,
         e.UploadPlanned,
-        request.key,
+        request,
         operation=operation,
         generation=request.next_generation,
         kind=plan.kind,
@@ -91,7 +91,7 @@ def select(draft: Draft, context: Context, command: Select) -> Asking:
     emit(
         draft,
         e.BlocksLeased,
-        request.key,
+        request,
         operation=operation,
         source=source,
         destination=destination,
@@ -100,7 +100,7 @@ def select(draft: Draft, context: Context, command: Select) -> Asking:
         reserved=new,
         copies=copied,
     )
-    _send(draft, context, request.key, operation, source)
+    _send(draft, context, request, operation, source)
     return operation
 
 
@@ -120,12 +120,12 @@ def _plan(draft: Draft, context: Context, request: RequestState, command: Select
     )
 
 
-def _begin(draft: Draft, command: Select) -> None:
+def _begin(draft: Draft, request: RequestState, command: Select) -> None:
     selection = command.selection
     emit(
         draft,
         e.BlocksSelected,
-        selection.request,
+        request,
         selection_revision=selection.selection_revision,
         digest=selection_digest(selection),
         whole_blocks=selection.whole_blocks,
@@ -134,17 +134,15 @@ def _begin(draft: Draft, command: Select) -> None:
     )
 
 
-def _publish(draft: Draft, command: Select) -> Operation:
+def _publish(draft: Draft, request: RequestState, command: Select) -> Operation:
     """Zero bytes: residency stays, the keep map of this revision is published (F1)."""
-    key = command.selection.request
-    _begin(draft, command)
-    request = draft.request(key)
+    _begin(draft, request, command)
     operation = next_operation(draft, request)
     keep = keep_slots(request, command.selection.logical_blocks_by_layer)
     emit(
         draft,
         e.KeepMapPublished,
-        key,
+        request,
         operation=operation,
         selection_revision=request.selection_revision,
         keep=keep,
@@ -172,12 +170,14 @@ def _copied(
     return target
 
 
-def _send(draft: Draft, context: Context, key: RequestKey, operation: Operation, source: Rows[Source]) -> None:
-    ranks, opened = draft.pool.ranks, draft.request(key).upload.open
+def _send(
+    draft: Draft, context: Context, request: RequestState, operation: Operation, source: Rows[Source]
+) -> None:
+    ranks, opened = draft.pool.ranks, request.upload.open
     if opened is None:
         raise LookupError(f"{operation} is not open")
     size = ids_bytes(source, opened.destination, opened.table) * len(ranks)
-    emit(draft, e.TransferStarted, key, operation=operation, ranks=ranks, metadata_bytes=size)
+    emit(draft, e.TransferStarted, request, operation=operation, ranks=ranks, metadata_bytes=size)
     draft.effects.append(
         Transfer(
             operation=operation,
