@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias, get_args
+from typing import Any, Final, TypeAlias, get_args
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger import laws
@@ -37,8 +37,8 @@ from kvsweep.ledger.messages import (
 )
 from kvsweep.ledger.state import EMPTY, Residency, State, residency
 from kvsweep.ledger.store.codec import EVENT_TYPES
-from kvsweep.ledger.store.digest import Digest
-from kvsweep.ledger.store.log import LogStore, Snapshot
+from kvsweep.ledger.store.digest import ByParts, Digest
+from kvsweep.ledger.store.log import LogStore, Position, Snapshot
 from kvsweep.runtime.clock import Clock, MachineClock, TurnClock
 from kvsweep.runtime.core.core import Answer, Core, Message
 from kvsweep.runtime.core.steps import HandedOut
@@ -56,6 +56,13 @@ from kvsweep.transports.pools import Pools
 
 Ended: TypeAlias = e.UploadAborted | e.RetainAborted | e.StoreAborted | e.TransferSettled
 ENDED: frozenset[type[Event]] = frozenset(get_args(Ended))
+
+
+PARTS_A_TURN: Final = 2
+"""Parts of a state that are hashed in one turn while a digest is worked out."""
+
+EVENTS_A_PART: Final = 8
+"""A turn of many messages hashes a part more for so many of its events."""
 
 
 class Driver:
@@ -83,6 +90,7 @@ class Driver:
         self._clock = clock
         self._digest = folded.digest if folded else Digest(log.header.rules)
         self._since_digest = 0
+        self._hashing: tuple[Position, ByParts] | None = None  # the digest that is being worked out, and of where
         self._outbox = Outbox(settings.log.ack)
         self._watchers: list[Callable[[Event], None]] = []
         self._failed: LogError | None = None
@@ -437,19 +445,37 @@ class Driver:
             for event in turn.events:
                 for watcher in self._watchers:
                     watcher(event)
-        if self._since_digest >= self.settings.log.digest_every:
-            with contextlib.suppress(LogError):  # the turn itself is recorded: the next command says what failed
+        with contextlib.suppress(LogError):  # the turn itself is recorded: the next command says what failed
+            self._go_on_hashing(len(turn.events))
+
+    def _go_on_hashing(self, events: int) -> None:
+        """A digest is worked out over the turns that follow its position: the state is a value, and hashed by parts."""
+        if self._hashing is None:
+            if self._since_digest < self.settings.log.digest_every:
+                return
+            if self.log.snapshot_due():
                 self._record_digest()
+                return
+            self._since_digest = 0
+            self._hashing = self._position, self._digest.by_parts(self.state)
+        position, digest = self._hashing
+        found = digest.go_on(PARTS_A_TURN + events // EVENTS_A_PART)
+        if found is not None:
+            self._hashing = None
+            self._take_digest(position, found)
 
     def _record_digest(self) -> None:
-        self._since_digest = 0
+        """Of the state as it is now, at once."""
+        self._since_digest, self._hashing = 0, None
         position, digest = self._position, self.digest()
         if self.log.snapshot_due():
             state, chain = self.state, self._digest.chain
             self.log.keep_snapshot(Snapshot(position=position, digest=digest, chain=chain, state=state))
-        self._take(
-            self.core.fact(e.DigestRecorded(request=POOL, seq=self.state.pool.seq, position=position, digest=digest))
-        )
+        self._take_digest(position, digest)
+
+    def _take_digest(self, position: Position, digest: str) -> None:
+        seq = self.state.pool.seq
+        self._take(self.core.fact(e.DigestRecorded(request=POOL, seq=seq, position=position, digest=digest)))
 
 
 def _refused(what: str, reason: object) -> Turn:

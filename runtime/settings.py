@@ -62,7 +62,7 @@ class LogSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     writer: Literal["thread", "inline"] = "thread"  # of a file; inline stores within each call: runs repeat exactly
     queue_bytes: Positive = QueueBounds().bytes  # of encoded events that wait for the writer; then Busy
     queue_events: Positive = QueueBounds().events
-    digest_every: Positive = 200  # events between recorded digests
+    digest_every: Positive = 20_000  # events between recorded digests; each is worked out over some turns
     snapshot_events: Positive = Rotation().snapshot_events  # between snapshots of the fold, at the least
     file_bytes: Positive = Rotation().file_bytes  # the next snapshot begins another file: by size, by age
     file_s: Seconds = Rotation().file_s

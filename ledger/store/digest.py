@@ -6,7 +6,7 @@ duration and no place that differs between two equal runs (an output file, a pro
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Final, get_type_hints
 
 import msgspec
@@ -62,25 +62,38 @@ class Parts:
 
     def of(self, state: State) -> str:
         """SHA-256 (hex) over the digests of the state's parts."""
+        hashing = self.hashing(state)
+        while True:
+            try:
+                next(hashing)
+            except StopIteration as done:
+                found: str = done.value
+                return found
+
+    def hashing(self, state: State) -> Generator[None, None, str]:
+        """The same, with a stop after each part that has to be hashed."""
         relation = state.ownership
         shared = tuple(group.blocks for group in relation.shared)
         parts = [b"kvsweep state 2\0", _ENCODER.encode([state.pool, shared, relation.shared_sources])]
-        before, self._requests = self._requests, {}
+        requests: dict[str, tuple[RequestState, bytes]] = {}
         for name, request in sorted(state.requests.items()):
-            known = before.get(name)
+            known = self._requests.get(name)
             if known is None or known[0] is not request:
                 known = request, sha256(_ENCODER.encode(request))
-            self._requests[name] = known
+                yield
+            requests[name] = known
             parts.append(known[1])
-        held_before, self._holders = self._holders, {}
+        all_holders: dict[RequestKey, tuple[object, object, bytes]] = {}
         for key in sorted(relation.held.keys() | relation.areas.keys()):
             holders, areas = relation.held.get(key), relation.areas.get(key)
-            found = held_before.get(key)
+            found = self._holders.get(key)
             if found is None or found[0] is not holders or found[1] is not areas:
                 own = tuple(group.blocks for group in areas) if areas else ()
                 found = holders, areas, sha256(_ENCODER.encode([key, sorted((holders or {}).items()), own]))
-            self._holders[key] = found
+                yield
+            all_holders[key] = found
             parts.append(found[2])
+        self._requests, self._holders = requests, all_holders
         return sha256(b"".join(parts)).hex()
 
 
@@ -167,4 +180,29 @@ class Digest:
         one = self._rules == 1
         history = self._whole.hexdigest() if one else self._chain.hex()
         now = state_digest(state) if one else self._parts.of(state)
-        return hashlib.sha256(f"kvsweep {1 if one else 2}\0{history}\0{now}".encode()).hexdigest()
+        return _named(1 if one else 2, history, now)
+
+    def by_parts(self, state: State) -> "ByParts":
+        """The same, worked out bit by bit while events go on being added."""
+        self._catch_up()
+        return ByParts(self._chain.hex(), self._parts.hashing(state))
+
+
+class ByParts:
+    """A digest that is being worked out."""
+
+    def __init__(self, history: str, hashing: Generator[None, None, str]) -> None:
+        self._history, self._hashing = history, hashing
+
+    def go_on(self, parts: int) -> str | None:
+        """Hash so many parts of the state more; the digest once that was the last."""
+        try:
+            for _ in range(parts):
+                next(self._hashing)
+        except StopIteration as done:
+            return _named(2, self._history, done.value)
+        return None
+
+
+def _named(rules: int, history: str, now: str) -> str:
+    return hashlib.sha256(f"kvsweep {rules}\0{history}\0{now}".encode()).hexdigest()

@@ -2,6 +2,7 @@
 
 import pytest
 from msgspec.structs import replace
+from tests.ledger.relation import change
 from tests.ledger.worlds import PRODUCER, RANKS, A, B, World, frozen, rows
 
 from kvsweep.ledger import events as e

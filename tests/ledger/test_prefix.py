@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from tests.ledger.pairs import pairs_of
+from tests.ledger.relation import freed_sources
 from tests.ledger.worlds import WITH_SLIDING, A, B, World, ids_of, rows
 
 from kvsweep.ledger import events as e
@@ -39,7 +40,8 @@ def holders_of(w: World, layer: int = 0, block: int = BLOCK) -> list[tuple[str, 
     return sorted((owner[1].request_id, owner[0]) for resource, owner in pairs if resource == ("area", layer, block))
 
 
-def freed_sources(w: World, key: RequestKey, act: Callable[[], Any]) -> list[int]:
+def freed(w: World, act: Callable[[], Any]) -> list[int]:
+    """CPU blocks that nobody holds any more."""
     before = w.state.ownership
     act()
     return freed_sources(before, w.state.ownership)

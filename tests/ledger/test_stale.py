@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.ledger.relation import freed_sources
 from tests.ledger.worlds import A, B, World, ids_of, rows
 
 from kvsweep.ledger import events as e
