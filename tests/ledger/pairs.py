@@ -288,7 +288,8 @@ def own_of(state: State) -> dict[tuple[int, int], RequestKey]:
 
 def shared_of(state: State) -> tuple[set[tuple[int, int]], set[int]]:
     """(group, block) of shared device blocks, and shared CPU blocks."""
-    blocks = {(group, block) for group, ids in enumerate(state.ownership.shared) for block in int32_view(ids).tolist()}
+    shared = enumerate(state.ownership.shared)
+    blocks = {(group, block) for group, part in shared for block in int32_view(part.blocks).tolist()}
     return blocks, set(int32_view(state.ownership.shared_sources).tolist())
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from kvsweep.ledger import events as e
 from kvsweep.ledger.ids import POOL, Int32, RequestKey
 from kvsweep.ledger.layout import Layout
-from kvsweep.ledger.ownership import NOTHING_OWNED, Holder, Holding, Ownership
+from kvsweep.ledger.ownership import Holder, Holding, Ownership
 from kvsweep.ledger.standing import Standing
 from kvsweep.ledger.state import PoolState, State
 
@@ -40,11 +40,6 @@ def change(
     standing.stage(draft)
     standing.adopt()
     return standing.state.ownership
-
-
-def owning(key: RequestKey, layout: Layout, **what: object) -> Ownership:
-    """`change` of nothing."""
-    return change(NOTHING_OWNED, key, layout, **what)  # type: ignore[arg-type]
 
 
 def freed_blocks(before: Ownership, after: Ownership, key: RequestKey, layout: Layout) -> list[list[int]]:

@@ -392,5 +392,5 @@ def test_f3_a_call_without_a_key_is_not_remembered() -> None:
     w = moving()
     assert w.of().commands == ()
     w.commit(w.opened("upload"))
-    w.retain({0: [0], 1: [0]}, idempotency_key="again")
-    assert [(known.key, known.what) for known in w.of().commands] == [("again", "retain-1")]
+    w.retain({0: [0], 1: [0]}, idempotency_key="again", digest="d")
+    assert [(known.key, known.what) for known in w.of().commands] == [("again", "d")]

@@ -258,14 +258,14 @@ def test_b6_a_shared_cpu_block_goes_back_with_its_last_reference(order: tuple[st
     w = sharing()
     w.open_fence(w.drop([LOGICAL]))
     w.open_fence(w.drop([LOGICAL], B), key=B)
-    acts: dict[str, tuple[RequestKey, Callable[[], Any]]] = {
-        "cache": (POOL, lambda: w.evict(1, [BLOCK])),
-        "a": (A, lambda: w.emit(e.RequestFinished)),
-        "b": (B, lambda: w.emit(e.RequestFinished, B)),
+    acts: dict[str, Callable[[], Any]] = {
+        "cache": lambda: w.evict(1, [BLOCK]),
+        "a": lambda: w.emit(e.RequestFinished),
+        "b": lambda: w.emit(e.RequestFinished, B),
     }
     for at, who in enumerate(order):
-        freed = freed_sources(w, *acts[who])
-        assert (SOURCE in freed) == (at == 2), (who, freed)
+        gone = freed(w, acts[who])
+        assert (SOURCE in gone) == (at == 2), (who, gone)
         w.lawful()
     assert w.state.ownership.shared_sources == b""
 
@@ -361,8 +361,8 @@ def test_i_after_a_producer_restart_each_reader_registers_a_shared_block_again_f
     w.refuse("CPU block 4 is held for", e.SourcesRegistered, C, **again)
     w.emit(e.SourcesRegistered, A, **again)
     w.lawful()
-    assert freed_sources(w, A, lambda: w.emit(e.RequestFinished)) == [0, 1, 2, 3]
-    assert SOURCE in freed_sources(w, B, lambda: w.emit(e.RequestFinished, B))
+    assert freed(w, lambda: w.emit(e.RequestFinished)) == [0, 1, 2, 3]
+    assert SOURCE in freed(w, lambda: w.emit(e.RequestFinished, B))
 
 
 def test_i_an_attached_block_replaces_the_stale_one_of_the_same_place() -> None:
@@ -374,7 +374,7 @@ def test_i_an_attached_block_replaces_the_stale_one_of_the_same_place() -> None:
     w.emit(e.ProducerRestarted, POOL, process_epoch=6)
     w.clean_tail(LOGICAL, [BLOCK], SOURCE)
     number = w.publish(LOGICAL)
-    assert freed_sources(w, B, lambda: w.attach(number)) == [9]
+    assert freed(w, lambda: w.attach(number)) == [9]
     assert w.sources_held(B) == [SOURCE]
     w.lawful()
     w.evict(number)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.ledger.relation import freed_sources
-from tests.ledger.worlds import A, B, World, ids_of, rows
+from tests.ledger.worlds import B, World, ids_of, rows
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.ids import HOLE, POOL, int32_bytes

@@ -3,12 +3,15 @@
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from tests.ledger.relation import change
 from tests.runtime.rig import Ids, make_layout, rows
 
+from kvsweep.ledger.areas import Areas
+from kvsweep.ledger.draft import Groups
 from kvsweep.ledger.errors import LayoutError, PoolExhausted
 from kvsweep.ledger.ids import Physical, RequestKey, Rows
 from kvsweep.ledger.layout import Layout
-from kvsweep.ledger.ownership import NOTHING_OWNED, Holder, Holding, Ownership
+from kvsweep.ledger.ownership import NOTHING_OWNED, Holder, Holding
 from kvsweep.runtime.core.retain_plan import RetainPlan, plan_pack, plan_retain, union_keep
 
 LAYOUT = make_layout(2)
@@ -20,23 +23,24 @@ def table_of(ids: Ids) -> Rows[Physical]:
     return rows(ids)
 
 
-def owning(view: Ids, *others: Ids, layout: Layout = LAYOUT) -> Ownership:
-    """The request holds the view, and other holders what stands behind it."""
+def owning(view: Ids, *others: Ids, layout: Layout = LAYOUT) -> Groups:
+    """The request's own blocks: it holds the view, and other holders what stands behind it."""
     parts = [view, *others]
     blocks = sorted({block for part in parts for row in part.values() for block in row})
-    return change(
+    relation = change(
         NOTHING_OWNED,
         A,
         layout,
         put={Holder("view", number + 1): Holding(areas=Rows.of(dict(part))) for number, part in enumerate(parts)},
         reserve=(np.asarray(blocks, dtype="<i4").tobytes(),),
     )
+    return relation.areas[A]
 
 
 def plan(view: Ids, keep: Ids, *others: Ids, layer_tables: bool, layout: Layout = LAYOUT) -> RetainPlan:
     kept = table_of({layer: [view[layer][slot] for slot in slots] for layer, slots in keep.items()})
-    ownership = owning(view, *others, layout=layout)
-    return plan_retain(kept, rows(keep), ownership.areas[A], layout, layer_tables=layer_tables)
+    own = owning(view, *others, layout=layout)
+    return plan_retain(kept, rows(keep), own, layout, layer_tables=layer_tables)
 
 
 SAME: Ids = {0: [4, 5, 6], 1: [4, 5, 6]}
@@ -73,12 +77,12 @@ def test_b1_the_order_of_the_slots_counts() -> None:
 def test_b1_every_group_must_be_shareable() -> None:
     layers = tuple(replace(layer, group=layer.layer // 2) for layer in make_layout(4).layers)
     layout = replace(LAYOUT, layers=layers)
-    nothing = NOTHING_OWNED
+    nothing = (Areas(), Areas())
     keep = rows({0: [0], 1: [0], 2: [0], 3: [0]})
     alike = table_of({0: [1], 1: [1], 2: [2], 3: [2]})
-    assert plan_retain(alike, keep, nothing, A, layout, layer_tables=True).mode == "shared"
+    assert plan_retain(alike, keep, nothing, layout, layer_tables=True).mode == "shared"
     apart = table_of({0: [1], 1: [1], 2: [2], 3: [3]})
-    assert plan_retain(apart, keep, nothing, A, layout, layer_tables=True).mode == "layer"
+    assert plan_retain(apart, keep, nothing, layout, layer_tables=True).mode == "layer"
 
 
 def test_b3_a_move_keeps_aligned_slots_by_reference_and_copies_the_others_into_new_blocks() -> None:
@@ -104,14 +108,14 @@ def test_b3_a_slot_moves_to_an_owned_block_that_is_vacant_in_all_its_layers_befo
     """Block 3 is owned for layer 2's sake only; layers 0 and 1 have room in it."""
     layout = make_layout(3)
     kept = table_of({0: [4], 1: [5]})
-    ownership = owning({0: [4, 5], 1: [4, 5], 2: [3]}, layout=layout)
-    found = plan_retain(kept, rows({0: [0], 1: [0], 2: []}), ownership, A, layout, layer_tables=False)
+    own = owning({0: [4, 5], 1: [4, 5], 2: [3]}, layout=layout)
+    found = plan_retain(kept, rows({0: [0], 1: [0], 2: []}), own, layout, layer_tables=False)
     assert found.moved_to.as_lists() == {0: [3], 1: [3], 2: []}
     assert found.new_blocks == (0,)
     # Block 3 serves one slot; the next one gets a new block.
     kept = table_of({0: [4, 6], 1: [5, 7]})
-    ownership = owning({0: [4, 5, 6, 7], 1: [4, 5, 6, 7], 2: [3]}, layout=layout)
-    found = plan_retain(kept, rows({0: [0, 2], 1: [1, 3], 2: []}), ownership, A, layout, layer_tables=False)
+    own = owning({0: [4, 5, 6, 7], 1: [4, 5, 6, 7], 2: [3]}, layout=layout)
+    found = plan_retain(kept, rows({0: [0, 2], 1: [1, 3], 2: []}), own, layout, layer_tables=False)
     assert found.moved_to.as_lists() == {0: [3, -1], 1: [3, -1], 2: []}
 
 
@@ -145,8 +149,7 @@ def test_b5_a_union_keeps_what_any_layer_keeps() -> None:
 def test_b6_pack_gathers_the_view_in_as_many_blocks_as_its_fullest_layer_has() -> None:
     """Blocks 1 (three areas) and 2 (two) stay; 3 and 4 are emptied into their vacant areas."""
     view: Ids = {0: [1, 3], 1: [1, 2], 2: [1, 4]}
-    ownership = owning(view, layout=WIDE)
-    found = plan_pack(table_of(view), ownership, A, WIDE)
+    found = plan_pack(table_of(view), owning(view, layout=WIDE), WIDE)
     assert (found.mode, found.new_blocks) == ("pack", (0,))
     assert found.keep.as_lists() == {0: [0, 1], 1: [0, 1], 2: [0, 1]}
     assert found.moved_from.as_lists() == {0: [3], 1: [], 2: [4]}
@@ -158,7 +161,7 @@ def test_b6_pack_always_fits_when_nothing_drains(seed: int) -> None:
     rng = np.random.Generator(np.random.PCG64(seed))
     layout = make_layout(4)
     view = {layer: rng.permutation(12)[: rng.integers(7)].tolist() for layer in range(4)}
-    found = plan_pack(table_of(view), owning(view, layout=layout), A, layout)
+    found = plan_pack(table_of(view), owning(view, layout=layout), layout)
     after = {}
     for layer, row in view.items():
         swap = dict(zip(found.moved_from.row(layer).tolist(), found.moved_to.row(layer).tolist(), strict=True))
@@ -171,6 +174,6 @@ def test_b6_pack_always_fits_when_nothing_drains(seed: int) -> None:
 
 def test_b6_pack_says_no_where_a_draining_view_holds_the_room() -> None:
     view: Ids = {0: [1], 1: [2]}
-    plan_pack(table_of(view), owning(view), A, LAYOUT)
+    plan_pack(table_of(view), owning(view), LAYOUT)
     with pytest.raises(PoolExhausted, match="vacant areas of layer 1: wanted 1 blocks, 0 are free"):
-        plan_pack(table_of(view), owning(view, {1: [1]}), A, LAYOUT)
+        plan_pack(table_of(view), owning(view, {1: [1]}), LAYOUT)
