@@ -10,7 +10,6 @@ from kvsweep.ledger import laws
 from kvsweep.ledger.errors import (
     BrokenLaw,
     Busy,
-    HandshakeError,
     KvsweepError,
     LogError,
     Malformed,
@@ -40,18 +39,16 @@ from kvsweep.ledger.store.codec import EVENT_TYPES
 from kvsweep.ledger.store.digest import ByParts, Digest
 from kvsweep.ledger.store.log import LogStore, Position, Snapshot
 from kvsweep.runtime.clock import Clock, MachineClock, TurnClock
-from kvsweep.runtime.core.core import Answer, Core, Message
+from kvsweep.runtime.core.core import Core, Message
 from kvsweep.runtime.core.steps import HandedOut
 from kvsweep.runtime.core.well_formed import expect_key
 from kvsweep.runtime.deadlines import BOUNDS, Deadlines, settling, silent
-from kvsweep.runtime.handshake import handshake_fact
 from kvsweep.runtime.metrics import Metrics, stamp
 from kvsweep.runtime.outbox import Outbox
 from kvsweep.runtime.recovery import Folded, pools_of, recovered
 from kvsweep.runtime.settings import Settings
 from kvsweep.runtime.stores import open_store
 from kvsweep.runtime.world import World as World
-from kvsweep.transports.handshake import Capabilities, differences
 from kvsweep.transports.pools import Pools
 
 Ended: TypeAlias = e.UploadAborted | e.RetainAborted | e.StoreAborted | e.TransferSettled
@@ -167,13 +164,12 @@ class Driver:
             return _refused(type(message).__name__, error)
 
     def _handle(self, message: Message) -> Turn:
-        started = self._clock()
-        given: list[Reserved] = []
+        started, asked = self._clock(), Asked(self.pools)
         try:
-            turn = self.core.handle(message, self._asked(given))
+            turn = self.core.handle(message, asked)
             turn = self._record(turn, plan_s=self._clock() - started)
         except Exception as error:
-            self._give_back(given)
+            asked.give_back()
             if type(message) in REPORTS and isinstance(error, Malformed | Unencodable):
                 return _refused(type(message).__name__, error)
             if isinstance(error, Unencodable):
@@ -215,14 +211,14 @@ class Driver:
         return None
 
     def _together(self, messages: Sequence[Message]) -> tuple[Turn, ...]:
-        started, given = self._clock(), list[Reserved]()
+        started, asked = self._clock(), Asked(self.pools)
         try:
-            found = self.core.handle_all(messages, self._asked(given))
+            found = self.core.handle_all(messages, asked)
             turn = Turn(outcome="accepted", events=found.events, effects=found.effects)
             turn = self._record(turn, plan_s=self._clock() - started)
         except Exception:
             self.core.discard()
-            self._give_back(given)
+            asked.give_back()
             raise
         self._tell(turn)
         return found.turns
@@ -232,33 +228,6 @@ class Driver:
             return self.handle(message)
         except KvsweepError as error:
             return _refused(type(error).__name__, error)
-
-    def _asked(self, given: list[Reserved]) -> Answer:
-        """Asks the pools, and keeps what they gave."""
-
-        def answer(ask: Reserve) -> Reserved:
-            reserved = self.pools.reserve(ask)
-            given.append(reserved)
-            return reserved
-
-        return answer
-
-    def _give_back(self, given: list[Reserved]) -> None:
-        """Reserved for turns that did not come about."""
-        for one in given:
-            if one.device is not None:
-                self.pools.release(Release(device=one.device, cpu=one.cpu_full + one.cpu_copy + one.claimed))
-
-    def agree(self, producer: Capabilities, ranks: Iterable[Capabilities]) -> None:
-        """Hold the producer's contract against each rank's and record the outcome, before anything else is done.
-
-        Raises HandshakeError naming every differing field with both values; the refusal is recorded too.
-        """
-        for number, rank in enumerate(ranks):
-            found = differences(producer, rank)
-            self._take(self.core.fact(handshake_fact(self.state.pool.seq, number, rank, found)))
-            if found:
-                raise HandshakeError(found)
 
     def open_request(self, request_id: str) -> RequestKey:
         """A new life of this id; the epoch is the coordinator's to give."""
@@ -480,3 +449,25 @@ class Driver:
 
 def _refused(what: str, reason: object) -> Turn:
     return Turn(outcome="refused", refusal=Refusal(what=what, reason=str(reason)))
+
+
+class Asked:
+    """Asks the pools for one turn, and remembers what they gave."""
+
+    __slots__ = ("_given", "_pools")
+
+    def __init__(self, pools: Pools) -> None:
+        self._pools = pools
+        self._given: list[Reserved] = []
+
+    def __call__(self, ask: Reserve) -> Reserved:
+        reserved = self._pools.reserve(ask)
+        self._given.append(reserved)
+        return reserved
+
+    def give_back(self) -> None:
+        """The turn did not come about."""
+        for one in self._given:
+            if one.device is not None:
+                self._pools.release(Release(device=one.device, cpu=one.cpu_full + one.cpu_copy + one.claimed))
+        self._given.clear()

@@ -1,10 +1,12 @@
 """The sans-I/O core: commands and reports go in, events and effects come out. No thread, clock, I/O or random."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import GeneratorType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kvsweep.kernels.table import Kernels, choose_kernels
 from kvsweep.ledger import events as e
@@ -27,8 +29,22 @@ from kvsweep.runtime.core.well_formed import check_message, expect_key
 from kvsweep.runtime.settings import Settings
 
 Message: TypeAlias = Command | Report
-Answer: TypeAlias = Callable[[Reserve], Reserved]
-"""Asks the pools, which answer at once."""
+
+
+class Answer(Protocol):
+    """Asks the pools, which answer at once."""
+
+    def __call__(self, ask: Reserve, /) -> Reserved: ...
+    def give_back(self) -> None:
+        """Nothing that was given since the last call is used."""
+
+
+class RefusedLate(Exception):
+    """A message was refused after it had changed its draft."""
+
+    def __init__(self, command: Message, reserved: Reserved | None, error: "Refused | CannotPlan") -> None:
+        self.command, self.reserved, self.error = command, reserved, error
+
 
 DECIDE: Final[Mapping[type, Callable[[Draft, Context, Any], Any]]] = {
     m.Select: select,
@@ -99,7 +115,7 @@ class Core:
         draft = self._standing.draft()
         take(draft, fact)
         draft.events.append(fact)
-        return self._stage(draft, Turn(outcome="accepted"))
+        return self._staged(draft, Turn(outcome="accepted"))
 
     def recover(self, evidence: str, kernels: str, ranks: RankEpochs, producer_epoch: int) -> Turn:
         """Go on where an earlier process stopped: end all that its ranks had, then let these processes live.
@@ -109,8 +125,10 @@ class Core:
         """
         draft = self._standing.draft()
         restarts.recover(draft, evidence, kernels, ranks, producer_epoch)
-        everybody = [request.key for request in draft.everybody() if request.life != "CLOSED"]
-        return self._finish(draft, Turn(outcome="accepted"), *everybody)
+        for request in draft.everybody():
+            if request.life != "CLOSED":
+                follow(draft, self._context, draft.own(request))
+        return self._staged(draft, Turn(outcome="accepted"))
 
     def handle(self, message: Message, answer: Answer | None = None) -> Turn:
         """Decide on one message. Nothing changes until `adopt`; a second message waits for that.
@@ -120,35 +138,53 @@ class Core:
         Raises Malformed for a message that has not the types of its declaration.
         """
         self._expect_nothing_staged()
-        return self._turn(message, answer)
+        return self._alone(message, answer)
 
     def handle_all(self, messages: Sequence[Message], answer: Answer) -> Turns:
         """Decide on many messages in one go; they are adopted or discarded together.
 
-        Messages about one request keep their order; beyond that, those of one kind are taken together. A message that is
+        Messages about one request keep their order; beyond that, those of one kind are taken together. One that is
         refused changes nothing for its neighbours. Nothing is raised for one that cannot be meant: its turn says so.
         """
         self._expect_nothing_staged()
-        turns: dict[int, Turn] = {}
-        for at in _by_kind(messages):
-            try:
-                turns[at] = self._turn(messages[at], answer)
-            except KvsweepError as error:
-                turns[at] = Turn(outcome="refused", refusal=Refusal(what=type(error).__name__, reason=str(error)))
-        return Turns(
-            turns=tuple([turns[at] for at in range(len(messages))]),
-            events=tuple([event for turn in turns.values() for event in turn.events]),
-            effects=tuple([effect for turn in turns.values() for effect in turn.effects]),
-        )
+        order, draft, turns = _by_kind(messages), self._standing.draft(), dict[int, Turn]()
+        try:
+            for at in order:
+                with _said(turns, at):
+                    turns[at] = self._turn(draft, messages[at], answer)
+            release(draft)
+            self._stage(draft)
+            events, effects = tuple(draft.events), tuple(draft.effects)
+        except RefusedLate:  # one has changed what the others stand on: each gets a draft of its own
+            draft.drop()
+            answer.give_back()
+            for at in order:
+                with _said(turns, at):
+                    turns[at] = self._alone(messages[at], answer)
+            events = tuple([event for at in order for event in turns[at].events])
+            effects = tuple([effect for at in order for effect in turns[at].effects])
+        return Turns(turns=tuple([turns[at] for at in range(len(messages))]), events=events, effects=effects)
 
     def _expect_nothing_staged(self) -> None:
         if self._standing.staged:
             raise UsageError("a turn is staged: adopt or discard it before the next message")
 
-    def _turn(self, message: Message, answer: Answer | None) -> Turn:
+    def _alone(self, message: Message, answer: Answer | None) -> Turn:
+        """Decide in a draft of its own, and stage it."""
+        draft = self._standing.draft()
+        try:
+            turn = self._turn(draft, message, answer)
+        except RefusedLate as late:
+            draft.drop()
+            draft = self._standing.draft()
+            turn = self._refused(draft, late.command, late.reserved, late.error)
+        return self._staged(draft, turn)
+
+    def _turn(self, draft: Draft, message: Message, answer: Answer | None) -> Turn:
+        """Decide, and take every step that follows by itself. Raises RefusedLate where the draft has to be dropped."""
         check_message(message)
         command, reserved = (message.cause, message) if type(message) is Reserved else (message, None)
-        draft = self._standing.draft()
+        events, effects = len(draft.events), len(draft.effects)
         try:
             found, given = self._decide(draft, command), reserved
             if isinstance(found, GeneratorType):
@@ -160,16 +196,33 @@ class Core:
                         reserved = given = answer(found)
                     found, given = _next(asking, given), None
             turn = found if isinstance(found, Turn) else Turn(outcome="accepted", operation=found)
-            return self._finish(draft, turn, _request_of(command))
-        except Refused as error:
-            draft.drop()
-            return self._refuse(command, reserved, error)
-        except CannotPlan as error:
-            draft.drop()
-            return self._cannot(command, error)
+            about = self._follow(draft, command)
+        except (Refused, CannotPlan) as error:
+            if len(draft.events) > events:
+                raise RefusedLate(command, reserved, error) from error
+            return self._refused(draft, command, reserved, error)
         except BaseException:
             self._standing.forget_index()  # whatever it was in the middle of
             raise
+        return Turn(
+            outcome=turn.outcome,
+            refusal=turn.refusal,
+            operation=turn.operation,
+            events=tuple(draft.events[events:]),
+            effects=tuple(draft.effects[effects:]),
+            holds_blocks=about is not None and bool(draft.holders(about)),
+        )
+
+    def _follow(self, draft: Draft, command: Message) -> RequestKey | None:
+        """What follows by itself: for the request that the message is about, or for everybody whom it touched."""
+        key = _request_of(command)
+        if key is None:
+            for touched in tuple(draft.requests.values()):
+                if touched is not None:
+                    follow(draft, self._context, touched)
+        elif (known := draft.known(key)) is not None:
+            follow(draft, self._context, draft.own(known))
+        return key
 
     def _decide(self, draft: Draft, message: Message) -> Any:
         """The turn, the operation, or a decision that asks for blocks."""
@@ -199,35 +252,29 @@ class Core:
                 raise Refused(key, type(message).__name__, request.describe(), (), "the request is closed")
         return DECIDE[type(message)](draft, self._context, message)
 
-    def _finish(self, draft: Draft, turn: Turn, *asked: RequestKey | None) -> Turn:
-        """Take every step that follows by itself, say what is free, and stage."""
-        for key in asked:
-            if key is not None and (known := draft.known(key)) is not None:
-                draft.own(known)
-        for request in tuple(draft.requests.values()):
-            if request is not None:
-                follow(draft, self._context, request)
-        if draft.events:
-            release(draft)
-        about = asked[0] if asked else None
-        return self._stage(draft, turn, turn.operation.request if turn.operation else about)
+    def _refused(self, draft: Draft, command: Message, reserved: Reserved | None, error: Refused | CannotPlan) -> Turn:
+        """The caller's mistake, or a plan that may be tried again: recorded, and nothing else is changed."""
+        events, effects = len(draft.events), len(draft.effects)
+        if isinstance(error, CannotPlan):
+            refusal = self._cannot(draft, command, error)
+        else:
+            key = error.key if isinstance(error.key, RequestKey) else _request_of(command)
+            stream = reports.stream_of(draft, key) if key is not None else POOL
+            reason = error.reason or str(error)
+            emit_in(draft, e.CommandRefused, stream, command=type(command).__name__, state=error.state, reason=reason)
+            refusal = Refusal(what=error.what, reason=reason, legal=error.legal)
+            if reserved is not None and reserved.device is not None:  # for a plan that did not come about
+                cpu = reserved.cpu_full + reserved.cpu_copy + reserved.claimed
+                draft.effects.append(Release(device=reserved.device, cpu=cpu))
+        return Turn(
+            outcome="refused",
+            refusal=refusal,
+            events=tuple(draft.events[events:]),
+            effects=tuple(draft.effects[effects:]),
+        )
 
-    def _refuse(self, command: Message, reserved: Reserved | None, error: Refused) -> Turn:
-        """The caller's mistake: recorded, and returned for the driver to raise."""
-        draft = self._standing.draft()
-        key = error.key if isinstance(error.key, RequestKey) else _request_of(command)
-        stream = reports.stream_of(draft, key) if key is not None else POOL
-        reason = error.reason or str(error)
-        emit_in(draft, e.CommandRefused, stream, command=type(command).__name__, state=error.state, reason=reason)
-        if reserved is not None and reserved.device is not None:  # for a plan that did not come about
-            cpu = reserved.cpu_full + reserved.cpu_copy + reserved.claimed
-            draft.effects.append(Release(device=reserved.device, cpu=cpu))
-        refusal = Refusal(what=error.what, reason=reason, legal=error.legal)
-        return self._stage(draft, Turn(outcome="refused", refusal=refusal))
-
-    def _cannot(self, command: Message, error: CannotPlan) -> Turn:
-        """A named refusal that keeps the old residency and may be tried again."""
-        draft, key = self._standing.draft(), _request_of(command)
+    def _cannot(self, draft: Draft, command: Message, error: CannotPlan) -> Refusal:
+        key = _request_of(command)
         if key is None:
             raise UsageError(f"{type(command).__name__} belongs to no request") from error
         emit(
@@ -241,21 +288,23 @@ class Core:
             free=error.free,
             selection_revision=error.selection_revision,
         )
-        return self._stage(draft, Turn(outcome="refused", refusal=Refusal(what=error.reason, reason=str(error))))
+        return Refusal(what=error.reason, reason=str(error))
 
     # ---- staging
 
-    def _stage(self, draft: Draft, turn: Turn, about: RequestKey | None = None) -> Turn:
+    def _stage(self, draft: Draft) -> None:
         if draft.events:
             self._standing.stage(draft)
             self.steps.stage(draft.fences, draft.opened)
-        return Turn(
-            outcome=turn.outcome,
-            refusal=turn.refusal,
-            operation=turn.operation,
+
+    def _staged(self, draft: Draft, turn: Turn) -> Turn:
+        """The turn with all that the draft came to, which is staged."""
+        release(draft)
+        self._stage(draft)
+        return replace(
+            turn,
             events=tuple(draft.events),
-            effects=tuple(draft.effects),
-            holds_blocks=about is not None and bool(draft.holders(about)),
+            effects=turn.effects if turn.outcome == "reserve" else tuple(draft.effects),
         )
 
     def adopt(self, *turns: Turn | Turns) -> None:
@@ -299,12 +348,25 @@ class Core:
         """Every rank has finished the step: what only it held back is retired."""
         if self._standing.staged:
             raise UsageError("a turn is staged: adopt or discard it before the step ends")
-        return self._finish(self._standing.draft(), Turn(outcome="accepted"), *self.steps.end(number))
+        draft = self._standing.draft()
+        for key in self.steps.end(number):
+            if (known := draft.known(key)) is not None:
+                follow(draft, self._context, draft.own(known))
+        return self._staged(draft, Turn(outcome="accepted"))
 
     def pending(self, key: RequestKey | None = None) -> list[str]:
         """Reasons why something is still held, in words; empty when all is settled."""
         known = self._standing.requests.values() if key is None else filter(None, [self._standing.request(key)])
         return [reason for request in known for reason in _pending(request, self.steps)]
+
+
+@contextmanager
+def _said(turns: dict[int, Turn], at: int) -> Iterator[None]:
+    """An error of ours is the message's own outcome."""
+    try:
+        yield
+    except KvsweepError as error:
+        turns[at] = Turn(outcome="refused", refusal=Refusal(what=type(error).__name__, reason=str(error)))
 
 
 def _next(asking: Asking, given: Reserved | None) -> Reserve | Operation | None:

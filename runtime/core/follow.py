@@ -147,9 +147,7 @@ _ABORTED: Final[dict[LaneName, type[e.Event]]] = {
 }
 
 
-def abort_what_can_turn_back(
-    draft: Draft, request: RequestState, lanes: tuple[LaneName, ...], reason: str
-) -> None:
+def abort_what_can_turn_back(draft: Draft, request: RequestState, lanes: tuple[LaneName, ...], reason: str) -> None:
     for lane in lanes:
         if request.lane(lane).phase in ABORTABLE[lane]:
             abort(draft, request, lane, reason)

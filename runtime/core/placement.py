@@ -111,6 +111,4 @@ def _place_alike(own: Groups, blocks: Rows[Logical], layout: Layout) -> Placemen
         missing[at] = np.maximum(wanted - free.size, 0)
         new_blocks.append(int(missing[at].max(initial=0)))
         vacant += int(free.size) * len(layers)
-    return Placement(
-        chosen=Rows.of(found), missing=missing.tobytes(), new_blocks=tuple(new_blocks), vacant=vacant
-    )
+    return Placement(chosen=Rows.of(found), missing=missing.tobytes(), new_blocks=tuple(new_blocks), vacant=vacant)

@@ -170,9 +170,7 @@ def _copied(
     return target
 
 
-def _send(
-    draft: Draft, context: Context, request: RequestState, operation: Operation, source: Rows[Source]
-) -> None:
+def _send(draft: Draft, context: Context, request: RequestState, operation: Operation, source: Rows[Source]) -> None:
     ranks, opened = draft.pool.ranks, request.upload.open
     if opened is None:
         raise LookupError(f"{operation} is not open")

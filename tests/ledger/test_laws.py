@@ -9,8 +9,9 @@ from tests.ledger.worlds import A, B, World, rows
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger import laws
-from kvsweep.ledger.holding import Holder, Holders, Holding
+from kvsweep.ledger.areas import Areas, Shared
 from kvsweep.ledger.ids import HOLE, POOL, RequestKey, Rows, int32_bytes
+from kvsweep.ledger.ownership import Holder, Holding
 from kvsweep.ledger.state import CLOSED_KEPT, COMMANDS_KEPT, EMPTY, PREFIXES_KEPT, Remembered, State
 
 BREAK = Callable[[State], State]
@@ -35,13 +36,19 @@ def busy() -> World:
 
 def held(state: State, change: Callable[[dict[Holder, Holding]], Any], key: RequestKey = A) -> State:
     """State with this request's pairs changed past the one function that may."""
-    holders = Holders(state.ownership.held[key])
+    holders = dict(state.ownership.held[key])
     change(holders)
     return ownership(state, held={**state.ownership.held, key: holders})
 
 
 def own(state: State, blocks: list[int], key: RequestKey = A) -> State:
-    return ownership(state, own={**state.ownership.own, key: (int32_bytes(blocks),)})
+    """State that says this request owns these blocks."""
+    groups = (Areas(int32_bytes(blocks), bytes([1, 1] * len(blocks))),)
+    return ownership(state, areas={**state.ownership.areas, key: groups})
+
+
+def shared_blocks(state: State, blocks: list[int]) -> State:
+    return ownership(state, shared=(Shared(int32_bytes(blocks), int32_bytes([1] * len(blocks))),))
 
 
 def ownership(state: State, **changes: Any) -> State:
@@ -154,7 +161,7 @@ def prefix(change: Callable[[Holding], Holding]) -> BREAK:
 PREFIX = Holder("prefix", 1)
 SHARED_BROKEN: list[tuple[str, str, BREAK]] = [
     ("owned blocks are the held blocks", "differ from the held blocks", lambda s: ownership(s, shared=())),
-    ("owned blocks are the held blocks", "differ from", lambda s: ownership(s, shared=(int32_bytes([2, 5]),))),
+    ("owned blocks are the held blocks", "differ from", lambda s: shared_blocks(s, [2, 5])),
     ("owned blocks are the held blocks", "owned twice", lambda s: own(s, [0, 2])),
     (
         "an area has one owner", "area (0, 2) is held for ['@pool', 'a', 'b']",

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsweep.ledger import compiled
-from kvsweep.ledger.holding import distinct, missing_from, union, without
-from kvsweep.ledger.ids import Int32, Logical, Rows
+from kvsweep.ledger.ids import Int32, Logical, Rows, int32_bytes, int32_view
 from kvsweep.ledger.ragged import (
+    distinct,
     empty_like,
     ends_of,
     even_rows,
@@ -25,7 +25,6 @@ from kvsweep.ledger.ragged import (
     same_rows,
     slots_of,
 )
-from kvsweep.ledger.taken import Taken, freed
 
 Lists = dict[int, list[int]]
 IDS = st.lists(st.integers(0, 9), max_size=5)
@@ -67,10 +66,10 @@ def test_the_first_row_with_an_id_outside(lists: Lists, limit: int) -> None:
 
 
 @given(ANY_IDS, st.lists(st.integers(0, 12), min_size=5, max_size=5))
-def test_the_first_row_with_an_id_beyond_its_own_limit(lists: Lists, limits: list[int]) -> None:
-    own = ints([limits[layer] for layer in sorted(lists)])
-    expected = first(lists, lambda layer, ids: any(not 0 <= at < limits[layer] for at in ids))
-    assert first_beyond(rows(lists), own) == expected
+def test_the_first_row_with_a_slot_beyond_the_row_that_it_names_slots_of(lists: Lists, counts: list[int]) -> None:
+    others = rows({layer: [7] * counts[layer] for layer in lists})
+    expected = first(lists, lambda layer, ids: any(not 0 <= at < counts[layer] for at in ids))
+    assert first_beyond(rows(lists), others) == expected
 
 
 @given(TABLES)
@@ -126,44 +125,9 @@ def test_even_rows_and_ends(table: list[list[int]]) -> None:
     assert nothing == empty_like(made.layer_bytes) == rows({layer: [] for layer in layers})
 
 
-# ---- sets of blocks
-
-
 @given(st.lists(st.one_of(st.integers(0, 20), st.just(100_000)), max_size=8))
 def test_each_id_once_ascending(ids: list[int]) -> None:
-    assert distinct(ints(ids)).tolist() == sorted({*ids})
-    assert union([ints(sorted({*ids})), ints([3])]).tolist() == sorted({*ids, 3})
-
-
-@given(st.sets(st.integers(0, 20)), st.lists(st.sets(st.integers(0, 30)), max_size=3))
-def test_what_stands_in_no_other_list(ids: set[int], others: list[set[int]]) -> None:
-    expected = sorted(ids - {at for other in others for at in other})
-    assert without(ints(sorted(ids)), [ints(sorted(other)) for other in others]).tolist() == expected
-    for other in others:
-        assert missing_from(ints(sorted(ids)), ints(sorted(other))).tolist() == sorted(ids - other)
-
-
-STEPS = st.lists(st.tuples(st.booleans(), st.sets(st.integers(0, 40)), st.sets(st.integers(0, 40))), max_size=8)
-
-
-@given(STEPS)
-def test_the_index_of_taken_blocks_is_a_set(steps: list[tuple[bool, set[int], set[int]]]) -> None:
-    """Grown as far as needed; an index that was handed out never changes."""
-    taken, device, cpu = Taken.of([[]], []), set[int](), set[int]()
-    history = []
-    for held, blocks, sources in steps:
-        before = taken
-        change = taken.with_ if held else taken.without
-        taken = change([ints(sorted(blocks))], [ints(sorted(sources))])
-        kept = {*device}
-        device = device | blocks if held else device - blocks
-        cpu = cpu | sources if held else cpu - sources
-        history.append((taken, {*device}, {*cpu}))
-        assert freed(before.device[0], taken.device[0]).tolist() == sorted(kept - device)
-    every = ints(list(range(60)))
-    for index, blocks, sources in history:
-        assert {*np.flatnonzero(index.device_blocks(0, every)).tolist()} == blocks
-        assert {*np.flatnonzero(index.cpu_blocks(every)).tolist()} == sources
+    assert int32_view(distinct(int32_bytes(ids))).tolist() == sorted({*ids})
 
 
 def test_nothing_of_no_rows() -> None:

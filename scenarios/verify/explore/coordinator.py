@@ -129,12 +129,8 @@ class Coordinator:
         twin, oracles = self.fork(), Oracles(self.books)
         oracles.hears(message)
         written = self._confirmed(message) if isinstance(message, SealTail) else []
-        turn = twin.core.handle(message, twin._reserve)
+        turn = twin.core.handle(message, Asked(twin))
         return twin._took(turn, oracles, written)
-
-    def _reserve(self, ask: Reserve) -> Reserved:
-        self.pools = _forked(self.pools)
-        return self.pools.reserve(ask)
 
     def ends_step(self, number: int) -> tuple["Coordinator", Turn, tuple[Poke, ...]]:
         twin, oracles = self.fork(), Oracles(self.books)
@@ -273,3 +269,17 @@ def uncounted(state: State) -> State:
     pool = replace(state.pool, seq=0, run=None)
     requests = {name: replace(request, seq=0) for name, request in state.requests.items()}
     return replace(state, pool=pool, requests=requests)
+
+
+class Asked:
+    """Asks a twin's own copy of the pools."""
+
+    def __init__(self, twin: Coordinator) -> None:
+        self._twin, self._before = twin, twin.pools
+
+    def __call__(self, ask: Reserve) -> Reserved:
+        self._twin.pools = _forked(self._twin.pools)
+        return self._twin.pools.reserve(ask)
+
+    def give_back(self) -> None:
+        self._twin.pools = self._before

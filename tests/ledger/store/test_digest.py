@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from kvsweep.ledger import events as e
+from kvsweep.ledger.areas import Areas, Shared
 from kvsweep.ledger.events import Event
 from kvsweep.ledger.fold import apply
-from kvsweep.ledger.holding import Holders
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.state import EMPTY, State
 from kvsweep.ledger.store.codec import EVENT_TYPES
@@ -81,11 +81,12 @@ def test_every_part_of_a_state_counts(written: Any) -> None:
         state = apply(state, event)
     (key,) = state.ownership.own
     relation = state.ownership
-    own, held = {**relation.own, key: (b"", b"")}, {**relation.held, key: Holders(list(relation.held[key].items())[:1])}
+    areas = {**relation.areas, key: (Areas(), Areas())}
+    held = {**relation.held, key: dict(list(relation.held[key].items())[:1])}
     changed = [
-        replace(state, ownership=replace(relation, own=own)),
+        replace(state, ownership=replace(relation, areas=areas)),
         replace(state, ownership=replace(relation, held=held)),
-        replace(state, ownership=replace(relation, shared=(b"abcd", b""))),
+        replace(state, ownership=replace(relation, shared=(Shared(b"abcd", b"abcd"), Shared()))),
         replace(state, ownership=replace(relation, shared_sources=b"abcd")),
         replace(state, pool=replace(state.pool, seq=99)),
         replace(state, requests={**state.requests, "a-b-c": replace(state.requests["a-b-c"], seq=99)}),
