@@ -11,10 +11,11 @@ from msgspec import Struct
 
 from kvsweep.ledger.areas import Areas, Shared, change, change_shared, first_counted, without
 from kvsweep.ledger.events import Event
-from kvsweep.ledger.ids import HOLE, POOL, RequestKey, Rows, int32_view
+from kvsweep.ledger.ids import HOLE, POOL, Physical, RequestKey, Rows, Slot, int32_view
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.messages import Effect
 from kvsweep.ledger.ownership import NO_HOLDERS, Holder, Holders, Holding, Ownership
+from kvsweep.ledger.ragged import ids_at
 from kvsweep.ledger.state import PoolState, RequestState
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Draft:
     """
 
     __slots__ = (
-        "_dropping", "areas", "base", "began", "effects", "ended", "events", "fences", "freed_cpu", "freed_device",
+        "_dropping", "_kept", "areas", "base", "began", "effects", "ended", "events", "fences", "freed_cpu", "freed_device",
         "held", "journal_from", "opened", "pool", "requests", "shared", "shared_sources",
     )  # fmt: skip
 
@@ -65,6 +66,7 @@ class Draft:
         self.fences: list[tuple[RequestKey, int]] = []
         self.opened: list[tuple[RequestKey, int]] = []
         self.journal_from = base.journalled
+        self._kept: tuple[Rows[Physical], Rows[Slot], Rows[Physical]] | None = None
         self._dropping: tuple[RequestKey, Holder, Groups, Counted] | None = None
 
     def drop(self) -> None:
@@ -164,6 +166,13 @@ class Draft:
     def who_holds(self, group: int, block: int) -> str:
         """Who has a device block that is not free, in words."""
         return self.relation().who_holds(group, block)
+
+    def kept(self, physical: Rows[Physical], keep: Rows[Slot]) -> Rows[Physical]:
+        """The ids at these slots, row for row. Kept: a retain is planned on them, and its event builds a table of them."""
+        known = self._kept
+        if known is None or known[0] is not physical or known[1] is not keep:
+            known = self._kept = physical, keep, ids_at(physical, keep)
+        return known[2]
 
     def freed_by(self, key: RequestKey, holder: Holder) -> Counted:
         """What dropping this holder would leave without any. Raises KeyError for a holder that is not there.

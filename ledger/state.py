@@ -88,13 +88,12 @@ class KeepMap(Struct, frozen=True, kw_only=True, gc=False):
 class Remembered(Struct, frozen=True, kw_only=True, gc=False):
     """Answer already given to an idempotency key."""
 
-    key: str
     what: str  # digest of what was asked
     operation: Operation
     aborted: str = ""  # why it ended without a commit
 
 
-class RequestState(Struct, kw_only=True, gc=False):
+class RequestState(Struct, kw_only=True):
     key: RequestKey
     seq: int = 0  # of the next event
     life: str = "NEW"
@@ -116,7 +115,7 @@ class RequestState(Struct, kw_only=True, gc=False):
     stale: bytes = b""  # '<i4' CPU blocks still held whose bytes a producer restart made invalid
     whole_blocks: int = 0  # of the sequence at the last selection
     keep_map: KeepMap | None = None
-    commands: tuple[Remembered, ...] = ()
+    commands: dict[str, Remembered] = {}  # by idempotency key, oldest first; never changed, only replaced
 
     @property
     def view(self) -> View | None:

@@ -44,7 +44,7 @@ def planned(draft: Draft, request: RequestState, event: RetainPlanned) -> None:
     expect_active(draft, request, event, event.keep)
     expect_row(draft, request, event, event.row)
     groups = placed(draft, request, event, event.moved_to, event.reserved)
-    logical, physical = _kept(request, event)
+    logical, physical = _kept(draft, request, event)
     adopted = adopted_areas(request, event, event.adopted, draft.layout)
     table_logical = joined_rows(logical, event.adopted)
     table = _moved(request, event, joined_rows(physical, adopted))
@@ -83,12 +83,12 @@ def planned(draft: Draft, request: RequestState, event: RetainPlanned) -> None:
     remember(request, event.idempotency_key, event.digest, event.operation)
 
 
-def _kept(request: RequestState, event: RetainPlanned) -> tuple[Rows[Logical], Rows[Physical]]:
+def _kept(draft: Draft, request: RequestState, event: RetainPlanned) -> tuple[Rows[Logical], Rows[Physical]]:
     view = request.view
     check_slots(request, event, event.keep, view)
     if view is None:
         return empty_like(event.keep.layer_bytes), empty_like(event.keep.layer_bytes)
-    return ids_at(view.logical, event.keep), ids_at(view.physical, event.keep)
+    return ids_at(view.logical, event.keep), draft.kept(view.physical, event.keep)
 
 
 def _moved(request: RequestState, event: RetainPlanned, table: Rows[Physical]) -> Rows[Physical]:

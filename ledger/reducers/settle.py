@@ -35,9 +35,10 @@ def store_aborted(draft: Draft, request: RequestState, event: StoreAborted) -> N
 def _settle(draft: Draft, request: RequestState, lane: Lane, opened: OpenOperation, reason: str) -> None:
     """Keep all held until each rank is terminal; an operation never sent, or ended everywhere, is quiet at once."""
     lane.open = None
-    request.commands = tuple(
-        replace(known, aborted=reason) if known.operation == opened.operation else known for known in request.commands
-    )
+    request.commands = {
+        key: replace(known, aborted=reason) if known.operation == opened.operation else known
+        for key, known in request.commands.items()
+    }
     if {rank for rank, _ in opened.ranks} <= {rank for rank, _ in opened.outcomes}:
         _quiet(draft, request, opened)
     else:

@@ -107,8 +107,10 @@ def close(draft: Draft, lane: Lane, opened: OpenOperation) -> None:
 def remember(request: RequestState, key: str, what: str, operation: Operation) -> None:
     """Idempotency keys, newest last, bounded."""
     if key:
-        known = Remembered(key=key, what=what, operation=operation)
-        request.commands = (*request.commands, known)[-COMMANDS_KEPT:]
+        commands = {**request.commands, key: Remembered(what=what, operation=operation)}
+        if len(commands) > COMMANDS_KEPT:
+            del commands[next(iter(commands))]
+        request.commands = commands
 
 
 def expect_row(draft: Draft, request: RequestState, event: Event, row: int) -> None:
@@ -141,11 +143,10 @@ def adopted_areas(request: RequestState, event: Event, adopted: Rows[Logical], l
 def expect_free(draft: Draft, request: RequestState, event: Event, group: int, blocks: bytes) -> None:
     """Newly reserved blocks are ids of the pool that nobody holds, each once."""
     size = draft.pool.run.device_blocks[group] if draft.pool.run else 0
-    new = int32_view(blocks)
-    if int(new.min()) < 0 or int(new.max()) >= size or np.unique(new).size != new.size:
+    new, marks = int32_view(blocks).tolist(), draft.index().device[group]
+    if min(new) < 0 or max(new) >= size or len({*new}) != len(new):
         refuse(request, event, f"reserved blocks of group {group} are not distinct ids in [0, {size})")
-    marks = draft.index().device[group]
-    for block in new.tolist():
+    for block in new:
         if marks[block]:
             refuse(request, event, draft.who_holds(group, block))
 

@@ -1,7 +1,6 @@
 """The sans-I/O core: commands and reports go in, events and effects come out. No thread, clock, I/O or random."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import GeneratorType
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -150,8 +149,10 @@ class Core:
         order, draft, turns = _by_kind(messages), self._standing.draft(), dict[int, Turn]()
         try:
             for at in order:
-                with _said(turns, at):
+                try:
                     turns[at] = self._turn(draft, messages[at], answer)
+                except KvsweepError as error:
+                    turns[at] = _not_meant(error)
             release(draft)
             self._stage(draft)
             events, effects = tuple(draft.events), tuple(draft.effects)
@@ -159,8 +160,10 @@ class Core:
             draft.drop()
             answer.give_back()
             for at in order:
-                with _said(turns, at):
+                try:
                     turns[at] = self._alone(messages[at], answer)
+                except KvsweepError as error:
+                    turns[at] = _not_meant(error)
             events = tuple([event for at in order for event in turns[at].events])
             effects = tuple([effect for at in order for effect in turns[at].effects])
         return Turns(turns=tuple([turns[at] for at in range(len(messages))]), events=events, effects=effects)
@@ -360,13 +363,9 @@ class Core:
         return [reason for request in known for reason in _pending(request, self.steps)]
 
 
-@contextmanager
-def _said(turns: dict[int, Turn], at: int) -> Iterator[None]:
-    """An error of ours is the message's own outcome."""
-    try:
-        yield
-    except KvsweepError as error:
-        turns[at] = Turn(outcome="refused", refusal=Refusal(what=type(error).__name__, reason=str(error)))
+def _not_meant(error: KvsweepError) -> Turn:
+    """What is raised for one message is its own outcome among many."""
+    return Turn(outcome="refused", refusal=Refusal(what=type(error).__name__, reason=str(error)))
 
 
 def _next(asking: Asking, given: Reserved | None) -> Reserve | Operation | None:
@@ -409,13 +408,11 @@ def _repeated(request: RequestState, message: Message) -> Remembered | None:
     """What this idempotency key already started; the key used for something else is refused."""
     if type(message) is not m.Select and type(message) is not m.Retain:
         return None
-    for known in request.commands:
-        if known.key == message.idempotency_key:
-            if known.what != _what(message):
-                reason = f"idempotency key {known.key!r} was used for something else"
-                raise Refused(request.key, type(message).__name__, request.describe(), (), reason)
-            return known
-    return None
+    known = request.commands.get(message.idempotency_key)
+    if known is not None and known.what != _what(message):
+        reason = f"idempotency key {message.idempotency_key!r} was used for something else"
+        raise Refused(request.key, type(message).__name__, request.describe(), (), reason)
+    return known
 
 
 def _what(message: m.Select | m.Retain) -> str:

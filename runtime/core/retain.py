@@ -12,7 +12,7 @@ from kvsweep.ledger.fold import emit
 from kvsweep.ledger.ids import HOLE, Int32, Logical, Operation, Physical, Rows, Slot, int32_view
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.messages import MoveBlocks, Reserve, Retain
-from kvsweep.ledger.ragged import empty_like, first_beyond, first_unsorted, ids_at, joined_rows
+from kvsweep.ledger.ragged import empty_like, first_beyond, first_unsorted, joined_rows
 from kvsweep.ledger.reducers.shared import next_operation
 from kvsweep.ledger.state import RequestState
 from kvsweep.ledger.store.hashing import sha256
@@ -176,7 +176,7 @@ def _table(draft: Draft, request: RequestState, keep: Rows[Slot], adopt: Rows[Lo
     view = request.view
     kept: Rows[Physical] = empty_like(keep.layer_bytes)
     if view is not None and keep.id_bytes:
-        kept = ids_at(view.physical, keep)
+        kept = draft.kept(view.physical, keep)
     if not adopt.id_bytes:
         return kept
     groups = draft.layout.group_of_layer

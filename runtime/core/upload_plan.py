@@ -90,7 +90,7 @@ def plan_upload(
         upload=_rows(want, plan.upload),
         new_blocks_per_layer=plan.new_per_row,
         common_new_slots=plan.common_new_slots,
-        unfilled=int(plan.unfilled_per_row.sum()),
+        unfilled=int(plan.unfilled_per_row.sum()) if shared_table else 0,
         pad=_rows(want, plan.pad),
         adopted=adopted,
     )

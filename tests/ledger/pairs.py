@@ -3,6 +3,7 @@
 It shares nothing with the fold but the facts: no arrays, no rows, no reducers. It believes each fact it is told.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -60,6 +61,20 @@ class Pairs:
                     (mine if holder == owner else others).add(resource[2])
             found.append(sorted(mine - others))
         return found
+
+    def counts(self) -> dict[tuple[RequestKey, int, int], int]:
+        """How many hold each area (layer, block) of a request's own blocks."""
+        held = Counter(resource for resource, _ in self.hold)
+        return {
+            (key, layer, block): held["area", layer, block]
+            for (group, block), key in self.own.items()
+            for layer in self.layers(group)
+        }
+
+    def totals(self) -> dict[tuple[int, int], int]:
+        """How many pairs each shared block has."""
+        held = Counter((self.group[r[1]], r[2]) for r, _ in self.hold if r[0] == "area")
+        return {block: held[block] for block in self.shared}
 
     # ---- hearing a fact
 
@@ -284,6 +299,29 @@ def own_of(state: State) -> dict[tuple[int, int], RequestKey]:
         for group, blocks in enumerate(own)
         for block in int32_view(blocks).tolist()
     }
+
+
+def counts_of(state: State) -> dict[tuple[RequestKey, int, int], int]:
+    """(request, layer, block) -> holders, as the fold has counted them."""
+    found: dict[tuple[RequestKey, int, int], int] = {}
+    for key, groups in state.ownership.areas.items():
+        for group, own in enumerate(groups):
+            areas = [(layer, block) for layer in state.pool.layout.group_layers(group) for block in ids(own.blocks)]
+            found |= {(key, *area): count for area, count in zip(areas, own.held, strict=True)}
+    return found
+
+
+def totals_of(state: State) -> dict[tuple[int, int], int]:
+    """(group, block) of shared blocks -> pairs, as the fold has counted them."""
+    return {
+        (group, block): total
+        for group, shared in enumerate(state.ownership.shared)
+        for block, total in zip(ids(shared.blocks), ids(shared.total), strict=True)
+    }
+
+
+def ids(data: bytes) -> list[int]:
+    return int32_view(data).tolist()
 
 
 def shared_of(state: State) -> tuple[set[tuple[int, int]], set[int]]:

@@ -1,16 +1,17 @@
 """Random walks through the fold (F2, G3, B6): laws hold after each fact taken, a refusal leaves no trace, and the
-relation is the brute-force one, pair by pair."""
+relation is the brute-force one, pair by pair, with all that is counted of it."""
 
 from collections import Counter
 
 import numpy as np
 import pytest
-from tests.ledger.pairs import own_of, pairs_of, shared_of, stale_of
+from tests.ledger.pairs import counts_of, own_of, pairs_of, shared_of, stale_of, totals_of
 from tests.ledger.walks import Walk
-from tests.ledger.worlds import DEVICE_BLOCKS, TWO_LAYERS, WITH_SLIDING, N, frozen
+from tests.ledger.worlds import DEVICE_BLOCKS, TWO_LAYERS, WITH_SLIDING, N, frozen, whole
 
 from kvsweep.ledger import laws
 from kvsweep.ledger.fold import REDUCE, REDUCE_POOL
+from kvsweep.ledger.standing import Standing
 
 SEED, WALKS, BATCHES = 20260916, 16, 600
 NEVER_DRAWN = {
@@ -22,15 +23,17 @@ TAKEN: Counter[str] = Counter()
 REFUSED: Counter[str] = Counter()
 
 
-def expect_taken(walk: Walk, where: str) -> None:
-    """The index over all requests, carried from change to change, says of every block what the pairs say."""
-    taken = walk.state.ownership.taken(walk.layout)
+def expect_counted(walk: Walk, where: str) -> None:
+    """What is counted, carried from change to change, is what the pairs come to."""
+    pairs, index = walk.pairs, walk.standing.index()
     for group in range(walk.layout.groups):
-        said = np.flatnonzero(taken.device_blocks(group, np.arange(DEVICE_BLOCKS)))
-        held = {block for of, block in (*walk.pairs.own, *walk.pairs.shared) if of == group}
-        assert {*said.tolist()} == held, f"{where}: group {group}"
-    cpu = {resource[1] for resource, _ in walk.pairs.hold if resource[0] == "cpu"}
-    assert {*np.flatnonzero(taken.cpu_blocks(np.arange(N))).tolist()} == cpu, where
+        held = {block for of, block in (*pairs.own, *pairs.shared) if of == group}
+        assert list(index.device[group]) == [block in held for block in range(DEVICE_BLOCKS)], f"{where}: {group}"
+    cpu = Counter(resource[1] for resource, _ in pairs.hold if resource[0] == "cpu")
+    assert np.frombuffer(index.cpu, dtype="<u2").tolist() == [cpu[block] for block in range(N)], where
+    assert counts_of(walk.state) == pairs.counts(), where
+    assert totals_of(walk.state) == pairs.totals(), where
+    assert list(walk.standing.live) == list(Standing(walk.state).live), where
 
 
 def stroll(number: int) -> None:
@@ -42,6 +45,8 @@ def stroll(number: int) -> None:
         before, kept = walk.state, frozen(walk.state)
         outcome = walk.take(batch)
         assert frozen(before) == kept, f"{where}: the state before was changed by {batch}"
+        assert whole(walk.standing.state) == whole(walk.state), f"{where}: what stands is another state: {batch}"
+        expect_counted(walk, where)
         if outcome == "refused":
             assert walk.state is before, where
             continue
@@ -49,7 +54,6 @@ def stroll(number: int) -> None:
         assert pairs_of(walk.state) == walk.pairs.hold, f"{where}: {batch}"
         assert own_of(walk.state) == walk.pairs.own, f"{where}: {batch}"
         assert shared_of(walk.state) == (walk.pairs.shared, walk.pairs.shared_cpu), f"{where}: {batch}"
-        expect_taken(walk, where)
         held = {key: known for key, known in walk.pairs.stale.items() if known}
         assert {key: known for key, known in stale_of(walk.state).items() if known} == held, f"{where}: {batch}"
         for key, table in walk.pairs.views.items():

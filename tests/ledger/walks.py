@@ -1,9 +1,13 @@
 """Random walks of the fold: batches drawn from a seed, most of them legal, some spoiled in one field."""
 
+import contextlib
+import itertools
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from tests.ledger.chance import WORDS, Chance
 from tests.ledger.pairs import Owner, Pairs
 from tests.ledger.worlds import DEVICE_BLOCKS, K, N, World
@@ -11,10 +15,11 @@ from tests.ledger.worlds import DEVICE_BLOCKS, K, N, World
 from kvsweep.ledger import events as e
 from kvsweep.ledger.errors import KvsweepError
 from kvsweep.ledger.events import Event
-from kvsweep.ledger.fold import apply_all
+from kvsweep.ledger.fold import apply_all, take
 from kvsweep.ledger.ids import HOLE, POOL, Operation, RequestKey, Rows, int32_bytes
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.phases import ABORTABLE
+from kvsweep.ledger.standing import Standing
 from kvsweep.ledger.state import RequestState, State
 
 Step = tuple[type[Event], dict[str, Any]]
@@ -26,13 +31,70 @@ REPORTS: dict[str, tuple[type[Event], dict[str, int]]] = {
 }
 
 
+# ---- how a batch becomes part of what stands; refused, none of it has
+
+
+def in_one_draft(standing: Standing, batch: list[Event]) -> None:
+    draft = standing.draft()
+    try:
+        for event in batch:
+            take(draft, event)
+    except KvsweepError:
+        draft.drop()
+        raise
+    standing.stage(draft)
+    standing.adopt()
+
+
+def in_a_draft_each(standing: Standing, batch: list[Event]) -> None:
+    for event in batch:
+        draft = standing.draft()
+        try:
+            take(draft, event)
+        except KvsweepError:
+            draft.drop()
+            standing.discard()
+            raise
+        standing.stage(draft)
+    standing.adopt()
+
+
+def at_the_second_try(standing: Standing, batch: list[Event]) -> None:
+    """Dropped, then discarded, then taken."""
+    draft = standing.draft()
+    with contextlib.suppress(KvsweepError):
+        for event in batch:
+            take(draft, event)
+    draft.drop()
+    for event in batch:
+        draft = standing.draft()
+        try:
+            take(draft, event)
+        except KvsweepError:
+            draft.drop()
+            break
+        standing.stage(draft)
+    standing.discard()
+    in_one_draft(standing, batch)
+
+
+def without_an_index(standing: Standing, batch: list[Event]) -> None:
+    standing.forget_index()
+    in_one_draft(standing, batch)
+
+
+WAYS = (in_one_draft, in_a_draft_each, at_the_second_try, in_one_draft, in_a_draft_each, without_an_index)
+
+
 class Walk(Chance):
-    """`batch` draws the next batch, `take` applies it; `pairs` hears every fact that was taken."""
+    """`batch` draws the next batch, `take` applies it and lets it stand; `pairs` hears every fact that was taken."""
 
     def __init__(self, seed: int, layout: Layout, spoil: float) -> None:
         super().__init__(seed)
         self.spoil, self.layout = spoil, layout
         self.state: State = World(layout, opened=False).state
+        self.standing = Standing(self.state)
+        self.ways = itertools.cycle(WAYS)
         self.pairs = Pairs(layout)
         self.taken: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
@@ -81,11 +143,15 @@ class Walk(Chance):
 
     def take(self, batch: list[Event]) -> str:
         """'taken' or 'refused'; any other error than a refusal is a fault of the fold."""
+        way = next(self.ways)
         try:
             after = apply_all(self.state, batch)
-        except KvsweepError:
+        except KvsweepError as error:
+            with pytest.raises(type(error), match=re.escape(str(error))):
+                way(self.standing, batch)
             self.refused.update(type(event).__name__ for event in batch)
             return "refused"
+        way(self.standing, batch)
         self.state = after
         for event in batch:
             self.pairs.hear(event)

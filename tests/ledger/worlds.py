@@ -42,6 +42,13 @@ def frozen(state: State) -> bytes:
     return msgspec.msgpack.encode(state.canonical(), order="deterministic")
 
 
+def whole(state: State) -> bytes:
+    """The same with the counts that follow from it."""
+    relation = state.ownership
+    counted = sorted(relation.areas.items()), relation.shared
+    return frozen(state) + msgspec.msgpack.encode(counted, order="deterministic")
+
+
 def rows(ids: Ids) -> Rows[Any]:
     return Rows.of({layer: list(row) for layer, row in ids.items()})
 
