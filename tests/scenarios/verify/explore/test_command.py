@@ -4,15 +4,11 @@ import pytest
 from msgspec.structs import replace
 from tests.cli.command_line import Command, command_of
 
-from kvsweep.ledger import compiled
 from kvsweep.runtime.core import restarts
 from kvsweep.scenarios.verify.explore import sweep
 from kvsweep.scenarios.verify.explore.worlds import WORLDS
 
-KEYS = {
-    "world", "title", "states", "coordinator_states", "depth", "broken", "trail", "sometimes_missing", "cut",
-    "compiled",
-}  # fmt: skip
+KEYS = {"world", "title", "states", "coordinator_states", "depth", "broken", "trail", "sometimes_missing", "cut"}
 
 
 @pytest.fixture
@@ -27,26 +23,6 @@ def test_one_world_is_one_object(kvsweep: Command) -> None:
     assert (answer.json["world"], answer.json["broken"], answer.json["sometimes_missing"]) == ("tight", [], [])
 
 
-@pytest.mark.skipif(compiled.fold is None, reason="the compiled fold was not built")
-def test_the_compiled_core_is_asked_too(kvsweep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = kvsweep("explore", "tight", "--compiled", "--json")
-    assert (answer.code, answer.err) == (0, "")
-    asked = answer.json["compiled"]
-    assert 0 < asked["words_taken"] < asked["words"]
-    assert f"{asked['words_taken']:,} of {asked['words']:,}" in kvsweep("explore", "tight", "--compiled").out
-    monkeypatch.setattr(sweep, "NAMES", ("tight", "three-layers"))
-    apart = kvsweep("explore", "--compiled", "--limit", 20, "--jobs", 2, "--json").json
-    assert all(found["compiled"]["words_taken"] for found in apart)
-
-
-def test_where_the_compiled_core_was_not_built_asking_it_is_one_sentence(
-    kvsweep: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compiled, "_why_not", "there is no compiler")
-    sentence = kvsweep("explore", "tight", "--compiled").expect_sentence(2)
-    assert sentence == "kvsweep: --compiled: there is no compiler"
-
-
 def test_without_a_name_every_world_is_in_the_list_in_the_order_of_the_page(kvsweep: Command) -> None:
     answer = kvsweep("explore", "--limit", 5, "--json")
     assert answer.code == 0
@@ -59,9 +35,7 @@ def test_a_table_says_of_a_cut_world_that_it_is_cut(kvsweep: Command) -> None:
     assert answer.code == 0
     assert "cut" in answer.out
     assert "all laws hold" not in answer.out
-    whole = kvsweep("explore", "tight").out
-    assert "all laws hold" in whole
-    assert "compiled" not in whole
+    assert "all laws hold" in kvsweep("explore", "tight").out
 
 
 def test_worlds_are_searched_side_by_side(kvsweep: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,14 +7,13 @@ from msgspec.structs import replace
 from tests.scenarios.verify.explore.small import SMALL, UPLOADS, only, shipped, small
 
 from kvsweep.ledger import acks, fold
+from kvsweep.ledger.draft import Draft
 from kvsweep.ledger.errors import Refused
 from kvsweep.ledger.events import AckIgnored
-from kvsweep.ledger.messages import Release
-from kvsweep.ledger.ownership import Ownership
+from kvsweep.ledger.messages import Release, SealTail
 from kvsweep.ledger.reducers import settle
-from kvsweep.ledger.state import OpenOperation, RequestState, State
-from kvsweep.runtime.core import follow, requests, restarts
-from kvsweep.runtime.core.batch import Batch
+from kvsweep.ledger.state import Lane, OpenOperation, RequestState
+from kvsweep.runtime.core import core, follow, restarts
 from kvsweep.runtime.core.steps import OpenSteps
 from kvsweep.scenarios.verify.explore import coordinator, space
 from kvsweep.scenarios.verify.explore.oracles import Oracles
@@ -34,8 +33,9 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_quarantine_that_is_dropped_is_found_in_three_actions(monkeypatch: pytest.MonkeyPatch) -> None:
-    def at_once(state: State, request: RequestState, opened: OpenOperation, reason: str) -> State:
-        return settle._quiet(state, request, opened)
+    def at_once(draft: Draft, request: RequestState, lane: Lane, opened: OpenOperation, reason: str) -> None:
+        lane.open = None
+        settle._quiet(draft, request, opened)
 
     monkeypatch.setattr(settle, "_settle", at_once)
     found = explore(small(faults=Faults(aborts=1)))
@@ -53,18 +53,19 @@ def test_a_generation_that_is_retired_under_its_reader_is_found(monkeypatch: pyt
 
 @pytest.mark.usefixtures("alone")
 def test_a_tail_block_that_leaves_under_its_writer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow, "_is_new_fence", lambda *_: False)
+    quiet = OpenSteps.fence_is_quiet
+    monkeypatch.setattr(OpenSteps, "fence_is_quiet", lambda self, key, fence, made: quiet(self, key, fence, ()))
     found = explore(shipped("store-preempt"))
     assert "a step of a (generation 0) expects block 0 of text 1, unconfirmed, finds nothing" in only(found)
     assert found.trail == ("a asks: tail", "a step begins on a, generation 0", "a is preempted")
 
 
 def test_a_block_that_is_sealed_before_it_is_confirmed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def every(batch: Batch, context: Any, command: Any, reserved: Any) -> Any:
-        return seal(batch, context, replace(command, confirmed_tokens=command.confirmed_tokens + 4), reserved)
+    def every(draft: Draft, context: Any, command: Any) -> Any:
+        return seal(draft, context, replace(command, confirmed_tokens=command.confirmed_tokens + 4))
 
-    seal = requests.seal_tail
-    monkeypatch.setattr(requests, "seal_tail", every)
+    seal = core.DECIDE[SealTail]
+    monkeypatch.setitem(core.DECIDE, SealTail, every)  # type: ignore[arg-type]  # a dict behind its type
     assert "expects block 1 of text 1, finds block 1 of text 1, unconfirmed" in only(explore(shipped("store-preempt")))
 
 
@@ -84,18 +85,18 @@ def test_an_upload_that_goes_on_over_a_restart_of_the_producer_is_found(monkeypa
 @pytest.mark.usefixtures("alone")
 def test_a_store_that_is_valid_before_every_rank_has_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "_all_done", lambda opened: opened is not None and bool(opened.outcomes))
-    monkeypatch.setattr("kvsweep.ledger.reducers.tail.all_reported", lambda *_: None)
+    monkeypatch.setattr("kvsweep.ledger.reducers.tail.expect_all", lambda request, lane, *_: lane.open)
     found = explore(small(Ask("tail", until=5), Ask("seal", until=5)))
     assert only(found).startswith("a valid CPU block has its bytes on every rank: rank 1, layer 0")
 
 
 @pytest.mark.usefixtures("alone")
 def test_a_row_that_two_attempts_write_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def of_views(self: Ownership, request: Any) -> frozenset[int]:
+    def of_views(self: Draft, request: Any) -> set[int]:
         held = self.holders(request).items()
-        return frozenset(row for holder, holding in held if holder.kind == "view" for row in holding.rows)
+        return {row for holder, holding in held if holder.kind == "view" for row in holding.rows}
 
-    monkeypatch.setattr(Ownership, "rows", of_views)
+    monkeypatch.setattr(Draft, "rows", of_views)
     found = explore(small(faults=Faults(aborts=1)))
     assert only(found).startswith("a table row has exactly one holder")
     assert len(found.trail) == 3
@@ -161,10 +162,8 @@ def test_blocks_that_stay_away_from_their_pool_are_found(monkeypatch: pytest.Mon
 
 
 def test_what_the_core_raises_is_a_broken_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    def raises(batch: Batch, request: RequestState) -> bool:
-        if request.upload.phase == "MOVED":
-            raise Refused(request.key, "ResidencyCommitted", "running", (), "planted")
-        return False
+    def raises(draft: Draft, request: RequestState, *_: Any) -> None:
+        raise Refused(request.key, "ResidencyCommitted", "running", (), "planted")
 
     monkeypatch.setattr(follow, "_commit", raises)
     found = explore(small())
@@ -173,10 +172,11 @@ def test_what_the_core_raises_is_a_broken_law(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_refusal_that_leaves_something_behind_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def counts(state: State, request: RequestState, event: Any) -> State:
-        return settle.adopt(state, replace(request, whole_blocks=request.whole_blocks + 1))
+    def counts(draft: Draft, request: RequestState, event: Any) -> None:
+        request.whole_blocks += 1
 
-    monkeypatch.setitem(fold.REDUCE, AckIgnored, counts)
+    rule = replace(fold.RULES[AckIgnored], reduce=counts)
+    monkeypatch.setitem(fold.RULES, AckIgnored, rule)  # type: ignore[arg-type]  # a dict behind its type
     assert only(explore(small())) == "what is repeated changes nothing"
 
 

@@ -3,13 +3,12 @@
 import pytest
 from tests.scenarios.verify.explore.small import SMALL
 
-from kvsweep.ledger import compiled
 from kvsweep.scenarios.verify.explore.search import explore
 from kvsweep.scenarios.verify.explore.world import World
 from kvsweep.scenarios.verify.explore.worlds import WORLDS
 
 QUICK = 7_000
-"""Larger worlds are for `./check --full`; there the compiled core is asked in every state too, where it was built."""
+"""Larger worlds are for `./check --full`."""
 
 
 def marked(world: World) -> object:
@@ -20,7 +19,7 @@ def marked(world: World) -> object:
 @pytest.mark.parametrize("world", [marked(world) for world in WORLDS])
 def test_nothing_is_broken_and_everything_is_reached_in_as_many_states_as_ever(world: World) -> None:
     """Another number of states means that the core does something else than before: know why, then write it down."""
-    found = explore(world, compiled=compiled.fold is not None and world.states > QUICK)
+    found = explore(world)
     assert found.broken == (), "\n".join((*found.broken, *found.trail))
     assert found.sometimes_missing == ()
     assert (found.states, found.cut) == (world.states, False)
