@@ -385,12 +385,12 @@ def test_f3_a_key_is_remembered_with_what_was_asked_and_its_operation_and_the_me
         w.emit(e.KeepMapPublished, operation=op, selection_revision=revision, keep=rows(w.none))
         w.emit(e.UploadAcknowledged, operation=op, process_epoch=PRODUCER)
         asked.append((f"k{number}", f"d{number}", op))
-    assert [(known.key, known.what, known.operation) for known in w.of().commands] == asked[2:]
+    assert [(key, known.what, known.operation) for key, known in w.of().commands.items()] == asked[2:]
 
 
 def test_f3_a_call_without_a_key_is_not_remembered() -> None:
     w = moving()
-    assert w.of().commands == ()
+    assert w.of().commands == {}
     w.commit(w.opened("upload"))
     w.retain({0: [0], 1: [0]}, idempotency_key="again", digest="d")
-    assert [(known.key, known.what) for known in w.of().commands] == [("again", "d")]
+    assert {key: known.what for key, known in w.of().commands.items()} == {"again": "d"}

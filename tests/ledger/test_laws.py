@@ -133,8 +133,10 @@ BROKEN: list[tuple[str, str, BREAK]] = [
     ("every history is bounded", "1 views on 0 rows", lambda s: request(s, rows=0)),
     (
         "every history is bounded", f"{COMMANDS_KEPT + 1} commands",
-        lambda s: request(s, commands=(Remembered(key="k", what="w", operation=s.requests["a"].upload.open.operation),)
-                          * (COMMANDS_KEPT + 1)),  # type: ignore[union-attr]
+        lambda s: request(s, commands={
+            str(at): Remembered(what="w", operation=s.requests["a"].upload.open.operation)  # type: ignore[union-attr]
+            for at in range(COMMANDS_KEPT + 1)
+        }),
     ),
     ("a closed request holds nothing", "a is closed and holds resources", lambda s: request(s, life="CLOSED")),
 ]  # fmt: skip
