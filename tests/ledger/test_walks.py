@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from tests.ledger.pairs import counts_of, own_of, pairs_of, shared_of, stale_of, totals_of
-from tests.ledger.walks import Walk
+from tests.ledger.walks import Walk, refused_in_a_draft
 from tests.ledger.worlds import DEVICE_BLOCKS, TWO_LAYERS, WITH_SLIDING, N, frozen, whole
 
 from kvsweep.ledger import laws
@@ -49,6 +49,8 @@ def stroll(number: int) -> None:
         expect_counted(walk, where)
         if outcome == "refused":
             assert walk.state is before, where
+            with_it, without_it = refused_in_a_draft(walk.standing, batch)
+            assert with_it == without_it, f"{where}: {batch}"
             continue
         assert laws.check(walk.state) == [], f"{where}: {batch}"
         assert pairs_of(walk.state) == walk.pairs.hold, f"{where}: {batch}"

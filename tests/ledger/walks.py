@@ -13,6 +13,7 @@ from tests.ledger.pairs import Owner, Pairs
 from tests.ledger.worlds import DEVICE_BLOCKS, K, N, World
 
 from kvsweep.ledger import events as e
+from kvsweep.ledger.draft import Draft
 from kvsweep.ledger.errors import KvsweepError
 from kvsweep.ledger.events import Event
 from kvsweep.ledger.fold import apply_all, take
@@ -81,6 +82,30 @@ def at_the_second_try(standing: Standing, batch: list[Event]) -> None:
 def without_an_index(standing: Standing, batch: list[Event]) -> None:
     standing.forget_index()
     in_one_draft(standing, batch)
+
+
+def refused_in_a_draft(standing: Standing, batch: list[Event]) -> tuple[object, object]:
+    """What a draft holds after the event that is refused, and what one holds that never met it."""
+    found = []
+    legal = batch
+    for _ in range(2):
+        draft, taken = standing.draft(), 0
+        with contextlib.suppress(KvsweepError):
+            for event in legal:
+                take(draft, event)
+                taken += 1
+        legal = legal[:taken]
+        found.append(contents(draft))
+        draft.drop()
+    return found[0], found[1]
+
+
+def contents(draft: Draft) -> object:
+    index = draft.index()
+    return (
+        draft.everybody(), draft.pool, draft.relation(), draft.freed_device, draft.freed_cpu, draft.began, draft.ended,
+        draft.fences, draft.opened, [bytes(marks) for marks in index.device], bytes(index.cpu),
+    )  # fmt: skip
 
 
 WAYS = (in_one_draft, in_a_draft_each, at_the_second_try, in_one_draft, in_a_draft_each, without_an_index)
