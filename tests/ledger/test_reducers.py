@@ -8,7 +8,7 @@ import pytest
 import kvsweep.ledger.reducers
 
 FOLDER = Path(kvsweep.ledger.reducers.__path__[0])
-RECORDS = {"request", "lane", "pool", "mine"}
+RECORDS = {"request", "lane", "pool", "mine", "draft"}
 CHANGES = {
     "change",
     "share",
@@ -43,10 +43,7 @@ def called(node: ast.AST) -> str:
 def changes(node: ast.AST) -> bool:
     """An assignment to a field of a record, or a call that changes something."""
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
-    parts = [part for target in targets for part in ast.walk(target)]
-    fields = [
-        part for part in parts if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name | ast.Attribute)
-    ]
+    fields = [part for target in targets for part in ast.walk(target) if isinstance(part, ast.Attribute)]
     records = {part.id for field in fields for part in ast.walk(field) if isinstance(part, ast.Name)}
     return bool(records & RECORDS) or called(node) in CHANGES
 
