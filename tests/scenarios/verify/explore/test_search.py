@@ -65,7 +65,7 @@ def test_a_block_that_is_sealed_before_it_is_confirmed_is_found(monkeypatch: pyt
         return seal(draft, context, replace(command, confirmed_tokens=command.confirmed_tokens + 4))
 
     seal = core.DECIDE[SealTail]
-    monkeypatch.setitem(core.DECIDE, SealTail, every)  # type: ignore[arg-type]  # a dict behind its type
+    monkeypatch.setitem(core.DECIDE, SealTail, every)
     assert "expects block 1 of text 1, finds block 1 of text 1, unconfirmed" in only(explore(shipped("store-preempt")))
 
 
@@ -176,7 +176,7 @@ def test_a_refusal_that_leaves_something_behind_is_found(monkeypatch: pytest.Mon
         request.whole_blocks += 1
 
     rule = replace(fold.RULES[AckIgnored], reduce=counts)
-    monkeypatch.setitem(fold.RULES, AckIgnored, rule)  # type: ignore[arg-type]  # a dict behind its type
+    monkeypatch.setitem(fold.RULES, AckIgnored, rule)
     assert only(explore(small())) == "what is repeated changes nothing"
 
 
