@@ -94,7 +94,7 @@ def fill(own: Areas, row_of_layer: bytes, reserve: bytes, rows: Rows[Physical]) 
 def fullest(own: Areas, row_of_layer: bytes, wanted: Rows[Any]) -> tuple[Rows[Physical], bytes, int, int]:
     """For each layer as many vacant blocks as its row of `wanted` has ids: fullest block first, lowest id among equals.
 
-    Returns the blocks, how many are missing of each row ('<i4'), the most of these, and how many blocks were vacant over
+    Returns the blocks, how many are missing of each row ('<i4'), the most of these, and how many blocks were vacant in
     all layers of the group. A layer of another group gets none, and misses none.
     """
     if compiled.sets is not None:
@@ -168,7 +168,7 @@ def mark(marks: bytearray, blocks: bytes, value: bool) -> int:
 def count(counts: bytearray, add: bytes, drop: bytes) -> bytes:
     """One more for each of the '<i4' blocks of `add`, then one less for each of `drop`; counts are '<u2'.
 
-    Returns those that have none then, ascending. Raises ValueError, and nothing is changed, for a block outside and where
+    Returns those that have none then, ascending. Raises ValueError, and changes nothing, for a block outside and where
     a count would leave 0 to 65535.
     """
     if compiled.sets is not None:

@@ -4,6 +4,7 @@ It copies each record once before it changes it, so what it began from is untouc
 """
 
 from collections.abc import Mapping
+from copy import copy
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
@@ -46,8 +47,8 @@ class Draft:
     """
 
     __slots__ = (
-        "_dropping", "_kept", "areas", "base", "began", "effects", "ended", "events", "fences", "freed_cpu", "freed_device",
-        "held", "journal_from", "opened", "pool", "requests", "shared", "shared_sources",
+        "_dropping", "_kept", "areas", "base", "began", "effects", "ended", "events", "fences", "freed_cpu",
+        "freed_device", "held", "journal_from", "opened", "pool", "requests", "shared", "shared_sources",
     )  # fmt: skip
 
     def __init__(self, base: "Standing") -> None:
@@ -67,7 +68,7 @@ class Draft:
         self.opened: list[tuple[RequestKey, int]] = []
         self.journal_from = base.journalled
         self._kept: tuple[Rows[Physical], Rows[Slot], Rows[Physical]] | None = None
-        self._dropping: tuple[RequestKey, Holder, Groups, Counted] | None = None
+        self._dropping: tuple[RequestKey, Holder, Groups, tuple[Shared, ...], Counted] | None = None
 
     def drop(self) -> None:
         """None of it happened."""
@@ -110,7 +111,7 @@ class Draft:
         name = request.key.request_id
         mine = self.requests.get(name)
         if mine is None:
-            mine = self.requests[name] = request.__copy__()
+            mine = self.requests[name] = copy(request)
         return mine
 
     def mine(self, key: RequestKey) -> RequestState:
@@ -120,7 +121,7 @@ class Draft:
     def own_pool(self) -> PoolState:
         """This draft's own copy of the pool's record, to be changed."""
         if self.pool is self.base.pool:
-            self.pool = self.pool.__copy__()
+            self.pool = copy(self.pool)
         return self.pool
 
     # ---- the relation
@@ -168,7 +169,7 @@ class Draft:
         return self.relation().who_holds(group, block)
 
     def kept(self, physical: Rows[Physical], keep: Rows[Slot]) -> Rows[Physical]:
-        """The ids at these slots, row for row. Kept: a retain is planned on them, and its event builds a table of them."""
+        """Ids at these slots, row for row. Kept: a retain is planned on them, and its event builds a table of them."""
         known = self._kept
         if known is None or known[0] is not physical or known[1] is not keep:
             known = self._kept = physical, keep, ids_at(physical, keep)
@@ -180,10 +181,10 @@ class Draft:
         Kept until it is dropped: an event says what is freed, and its reducer frees it.
         """
         groups, known = self.groups(key), self._dropping
-        if known is not None and known[0] == key and known[1] == holder and known[2] is groups:
-            return known[3]
+        if known is not None and known[:2] == (key, holder) and known[2] is groups and known[3] is self.shared:
+            return known[4]
         found = self._counted(groups, (), (), (self.holders(key)[holder],))
-        self._dropping = (key, holder, groups, found)
+        self._dropping = (key, holder, groups, self.shared, found)
         return found
 
     def _counted(
@@ -276,7 +277,7 @@ class Draft:
                     total=np.insert(totals, at, more).astype("<u4").tobytes(),
                 )
             )
-        areas = Rows.of({layer.layer: [blocks[layer.group]] for layer in layout.layers})
+        areas: Rows[Physical] = Rows.of({layer.layer: [blocks[layer.group]] for layer in layout.layers})
         wire = source.to_bytes(4, "little")
         self.index().count(wire, b"")
         self.held[POOL] = {**self.holders(POOL), holder: Holding(areas=areas, sources=wire)}

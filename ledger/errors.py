@@ -159,11 +159,11 @@ class LogCorrupt(LogError):
 
 
 class UnknownSchema(LogError):
-    """The ledger was written by a newer version."""
+    """The ledger was written by another version."""
 
     def __init__(self, what: str, found: int, known: int) -> None:
         self.what, self.found, self.known = what, found, known
-        super().__init__(f"ledger {what} {found} is newer than {known}, the newest that this version reads")
+        super().__init__(f"ledger {what}: expected {known}, which this version reads, got {found}")
 
 
 class DigestMismatch(LogError):

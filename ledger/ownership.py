@@ -1,7 +1,7 @@
 """Ownership: ONE relation (resource, holder). A draft changes it; here are its values, and questions to them.
 
-Resources are areas (a layer's part of a physical block), CPU blocks and table rows. Quarantine, leases, fences and tails
-are holders, not states. An area is vacant when no pair names it; a block is free exactly when none of its areas is held.
+Resources are areas (a layer's part of a physical block), CPU blocks and table rows. Quarantine, leases, fences and
+tails are holders, not states. An area is vacant when no pair names it; a block is free when none of its areas is held.
 """
 
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ class Ownership(Struct, frozen=True, kw_only=True):
     areas   request -> for each group, the blocks that it reserved and somebody still holds. They give no lifetime: they
             say who may place into vacant areas
     shared  for each group, blocks that were published as a prefix: they have no owner any more and stand here until
-            their last holder is gone, whoever that is; nobody places into their vacant areas. () where nothing is shared
+            their last holder is gone, whoever that is; nobody places into their vacant areas. () where none is
     shared_sources  the same for CPU blocks, '<i4' ascending
     """
 

@@ -1,5 +1,5 @@
-"""The state that stands. Drafts are made on it: `stage` makes what they come to part of it, `adopt` keeps what was staged,
-`discard` takes it back. A state that somebody has looked at stays what it was.
+"""The state that stands. Drafts are made on it: `stage` makes what they come to part of it, `adopt` keeps what was
+staged, `discard` takes it back. A state that somebody has looked at stays what it was.
 """
 
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -69,6 +69,7 @@ class Standing:
         self._seen: State | None = state  # what was handed out, whose dicts may not change any more
         self._index: Index | None = None  # None: not known, and made again when it is needed
         self._undo: list[tuple[Any, Any, Any]] = []
+        self._made_late = False  # the index knows of what is staged, and its journal does not
         self._staged_from = 0  # length of the index's journal when the first draft was staged
         self.live = dict.fromkeys(
             sorted(
@@ -78,7 +79,7 @@ class Standing:
             )
         )
         """Open and settling operations, ascending: those that ranks may still be spoken to about."""
-        self._began: list[int] = []
+        self.began: list[int] = []  # by what is staged
         self._ended: list[int] = []
 
     def fork(self) -> "Standing":
@@ -87,7 +88,7 @@ class Standing:
         twin.__dict__.update(self.__dict__)
         twin._seen = self.state  # both copy before they change
         twin._index = self._index.fork() if self._index is not None else None
-        twin._undo, twin._began, twin._ended, twin.live = [], [], [], dict(self.live)
+        twin._undo, twin.began, twin._ended, twin.live = [], [], [], dict(self.live)
         return twin
 
     @property
@@ -130,7 +131,7 @@ class Standing:
                 for holding in holders.values():
                     found.count(holding.sources, b"")
             found.journal.clear()
-            self._index = found
+            self._index, self._made_late = found, self.staged
         return self._index
 
     @property
@@ -165,23 +166,26 @@ class Standing:
             _merge(self.areas, draft.areas, undo)
             self.shared, self.shared_sources = draft.shared, draft.shared_sources
         self.pool = draft.pool
-        self._began += draft.began
+        self.began += draft.began
         self._ended += draft.ended
 
     def adopt(self) -> None:
         """What was staged is the state."""
         self._undo.clear()
+        self._made_late = False
         if self._index is not None:
             self._index.journal.clear()
-        for number in self._began:
+        for number in self.began:
             self.live[number] = None
         for number in self._ended:
             self.live.pop(number, None)
-        self._began.clear()
+        self.began.clear()
         self._ended.clear()
 
     def discard(self) -> None:
         """What was staged did not happen."""
+        if self._made_late:
+            self.forget_index()
         self.undo(self._staged_from)
         undo = self._undo
         while len(undo) > 1:
@@ -190,12 +194,16 @@ class Standing:
         if undo:
             self.pool, self.shared, self.shared_sources = undo.pop()[2]
         self._seen = None
-        self._began.clear()
+        self.began.clear()
         self._ended.clear()
 
     def _before_staged(self) -> State:
         requests, held, areas = dict(self.requests), dict(self.held), dict(self.areas)
-        twin = {id(self.requests): requests, id(self.held): held, id(self.areas): areas}
+        twin: dict[int, MutableMapping[Any, Any]] = {
+            id(self.requests): requests,
+            id(self.held): held,
+            id(self.areas): areas,
+        }
         for mapping, key, old in reversed(self._undo[1:]):
             _put(twin[id(mapping)], key, old)
         pool, shared, sources = self._undo[0][2]

@@ -1,7 +1,7 @@
 """State of the core: what the fold of all facts gives.
 
-Records of requests, lanes and the pool are changed by a draft alone, which copies each before it touches it: one that has
-been adopted never changes again. Everything else is frozen.
+Records of requests, lanes and the pool are changed by a draft alone, which copies each before it touches it: one that
+has been adopted never changes again. Everything else is frozen.
 """
 
 from typing import Literal

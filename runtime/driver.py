@@ -10,6 +10,7 @@ from kvsweep.ledger import laws
 from kvsweep.ledger.errors import (
     BrokenLaw,
     Busy,
+    HandshakeError,
     KvsweepError,
     LogError,
     Malformed,
@@ -43,12 +44,14 @@ from kvsweep.runtime.core.core import Core, Message
 from kvsweep.runtime.core.steps import HandedOut
 from kvsweep.runtime.core.well_formed import expect_key
 from kvsweep.runtime.deadlines import BOUNDS, Deadlines, settling, silent
+from kvsweep.runtime.handshake import handshake_fact
 from kvsweep.runtime.metrics import Metrics, stamp
 from kvsweep.runtime.outbox import Outbox
 from kvsweep.runtime.recovery import Folded, pools_of, recovered
 from kvsweep.runtime.settings import Settings
 from kvsweep.runtime.stores import open_store
 from kvsweep.runtime.world import World as World
+from kvsweep.transports.handshake import Capabilities, differences
 from kvsweep.transports.pools import Pools
 
 Ended: TypeAlias = e.UploadAborted | e.RetainAborted | e.StoreAborted | e.TransferSettled
@@ -85,7 +88,7 @@ class Driver:
         self.metrics = Metrics()
         self.deadlines = deadlines
         self._clock = clock
-        self._digest = folded.digest if folded else Digest(log.header.rules)
+        self._digest = folded.digest if folded else Digest()
         self._since_digest = 0
         self._hashing: tuple[Position, ByParts] | None = None  # the digest that is being worked out, and of where
         self._outbox = Outbox(settings.log.ack)
@@ -184,9 +187,9 @@ class Driver:
     def handle_all(self, messages: Sequence[Message]) -> tuple[Turn, ...]:
         """Decide on many messages, append once, adopt. A turn for each, in their order: none touches its neighbours.
 
-        What `handle` raises for one message is its refused turn here. Messages about one request keep their order; beyond
-        that, those of one kind are taken together. Raises what a kernel or a watcher raises, and no message came about
-        then, or all have.
+        What `handle` raises for one message is its refused turn here. Messages about one request keep their order;
+        beyond that, those of one kind are taken together. Raises what a kernel or a watcher raises, and no message
+        came about then, or all have.
         """
         turns: dict[int, Turn] = {}
         for at, message in enumerate(messages):
@@ -228,6 +231,17 @@ class Driver:
             return self.handle(message)
         except KvsweepError as error:
             return _refused(type(error).__name__, error)
+
+    def agree(self, producer: Capabilities, ranks: Iterable[Capabilities]) -> None:
+        """Hold the producer's contract against each rank's and record the outcome, before anything else is done.
+
+        Raises HandshakeError naming every differing field with both values; the refusal is recorded too.
+        """
+        for number, rank in enumerate(ranks):
+            found = differences(producer, rank)
+            self._take(self.core.fact(handshake_fact(self.state.pool.seq, number, rank, found)))
+            if found:
+                raise HandshakeError(found)
 
     def open_request(self, request_id: str) -> RequestKey:
         """A new life of this id; the epoch is the coordinator's to give."""

@@ -35,7 +35,7 @@ def fold_log(log: LogStore) -> Folded:
     """
     snapshot = log.snapshot()
     folding = Folding() if snapshot is None else Folding(snapshot.state, snapshot.position)
-    digest = Digest(log.header.rules, b"" if snapshot is None else snapshot.chain)
+    digest = Digest(b"" if snapshot is None else snapshot.chain)
     for piece in log.pieces(after=folding.position):
         first = folding.position + 1
         folding.follow(piece)

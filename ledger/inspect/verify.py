@@ -56,7 +56,7 @@ class Verification:
         self._log, self._until, self._progress, self._often = log, until, progress, often
         self._folding = Folding() if snapshot is None else Folding(snapshot.state, snapshot.position)
         self._since = self._folding.position
-        self._digest = Digest(log.header.rules, b"" if snapshot is None else snapshot.chain)
+        self._digest = Digest(b"" if snapshot is None else snapshot.chain)
         self._replayed: dict[Position, str] = {self._since: self._digest.value(self.state)}
         self._compared: tuple[str, str] | None = None
         self._unfound = False  # a recorded digest that the index did not show: the structure is to blame first

@@ -34,17 +34,14 @@ bool Seen::read(const Schema& schema, Reader& reader) {
     if (fact == nullptr) {
         return false;
     }
-    const auto all = static_cast<std::int64_t>(fact->fields.size()), first = all - fact->appended;
     const std::int64_t fields = items - 1;
-    if (fields != all && fields != first) {
+    if (fields != static_cast<std::int64_t>(fact->fields.size())) {
         return false;
     }
     pieces_.assign(1, {});
-    const std::uint8_t* appended = nullptr;
     for (std::int64_t at = 0; at < fields; ++at) {
         const Shape& shape = *fact->fields[static_cast<std::size_t>(at)].shape;
         const std::uint8_t* before = reader.at();
-        appended = at == first ? before : appended;
         if (!reader.value(shape)) {
             return false;
         }
@@ -54,10 +51,8 @@ bool Seen::read(const Schema& schema, Reader& reader) {
             from = reader.at();
         }
     }
-    const bool shorter = appended != nullptr && between(appended, reader.at()) == fact->defaults;
-    pieces_.push_back(between(from, shorter ? appended : reader.at()));
-    const std::int64_t left = shorter ? first : fields;
-    pieces_[0] = between(head_.data(), head_.data() + array_head(left + 1, head_.data()));
+    pieces_.push_back(between(from, reader.at()));
+    pieces_[0] = between(head_.data(), head_.data() + array_head(items, head_.data()));
     return true;
 }
 

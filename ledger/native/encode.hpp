@@ -49,8 +49,6 @@ struct Fact {
     std::int64_t tag = -1;
     std::vector<Field> fields;
     Py_ssize_t request = 0, seq = 0, operation = 0, rank = 0;  // slots; 0: it has none
-    std::int64_t appended = 0;  // fields at its end that digests do not see
-    std::string defaults;       // while they are these
 };
 
 // What a batch is beside its bodies.
@@ -64,8 +62,8 @@ struct Batch {
 // The types of events, as kvsweep.ledger.store.encoding tells them.
 class Schema {
   public:
-    // (type, tag, ((field, shape), ...), has an operation, has a rank, (encoded default of an appended field, ...)), ...;
-    // a shape is (kind, optional, more). And the name of every tag.
+    // (type, tag, ((field, shape), ...), has an operation, has a rank), ...; a shape is (kind, optional, more). And the
+    // name of every tag.
     Schema(nanobind::handle facts, nanobind::handle names);
 
     // The types of a life's key, of an operation and of what is made, and what takes a batch that is not taken here.

@@ -45,10 +45,6 @@ Schema::Schema(nb::handle facts, nb::handle names) {
         fact.seq = slot_of(fact.type, nb::str("seq"));
         fact.operation = nb::cast<bool>(told[3]) ? slot_of(fact.type, nb::str("operation")) : 0;
         fact.rank = nb::cast<bool>(told[4]) ? slot_of(fact.type, nb::str("rank")) : 0;
-        for (nb::handle encoded : told[5]) {
-            fact.appended += 1;
-            fact.defaults += text_of(encoded);
-        }
         by_tag_.resize(std::max(by_tag_.size(), static_cast<std::size_t>(fact.tag) + 1));
         by_tag_[static_cast<std::size_t>(fact.tag)] = &fact;
         std::size_t at = place_of(reinterpret_cast<PyTypeObject*>(fact.type.ptr()), by_type_.size());

@@ -107,7 +107,9 @@ def close(draft: Draft, lane: Lane, opened: OpenOperation) -> None:
 def remember(request: RequestState, key: str, what: str, operation: Operation) -> None:
     """Idempotency keys, newest last, bounded."""
     if key:
-        commands = {**request.commands, key: Remembered(what=what, operation=operation)}
+        commands = dict(request.commands)
+        commands.pop(key, None)  # said again, it is the newest
+        commands[key] = Remembered(what=what, operation=operation)
         if len(commands) > COMMANDS_KEPT:
             del commands[next(iter(commands))]
         request.commands = commands
@@ -156,8 +158,8 @@ def placed(
 ) -> Groups:
     """The request's own blocks once `reserved` are among them and each of `areas` has a holder more.
 
-    Every one of them is vacant before, in a block of the request's own or newly reserved, and handed out once. A reserved
-    block without a destination would be free the moment it is reserved, so it is refused.
+    Every one of them is vacant before, in a block of the request's own or newly reserved, and handed out once. A
+    reserved block without a destination would be free the moment it is reserved, so it is refused.
     """
     layout = draft.layout
     if len(reserved) != layout.groups:

@@ -59,10 +59,12 @@ def opened(draft: Draft, request: RequestState, event: TailOpened) -> None:
 
 
 def _find(request: RequestState, event: Event, logical: int) -> TailBlock:
-    for block in request.tail:
-        if block.logical == logical:
-            return block
-    refuse(request, event, f"logical block {logical} is not in the tail {[block.logical for block in request.tail]}")
+    found = next((block for block in request.tail if block.logical == logical), None)
+    if found is None:
+        refuse(
+            request, event, f"logical block {logical} is not in the tail {[block.logical for block in request.tail]}"
+        )
+    return found
 
 
 def _replace(request: RequestState, *changed: TailBlock) -> None:

@@ -11,16 +11,19 @@ import msgspec
 from msgspec import Struct
 
 from kvsweep.ledger.errors import LayoutError, LogError, Unencodable
-from kvsweep.ledger.events import AnyEvent, Event
+from kvsweep.ledger.events import AnyEvent, Event, Implementation, Measured
 from kvsweep.ledger.store.checks import CHECKS, LEFT, STRICT
 
-SCHEMA: Final = 2
+SCHEMA: Final = 1
 """Version of the encoding and of a file's tables. Fields of events are only appended, with defaults, and the tables of
 every version have a reader, so an older ledger stays readable."""
 
-RULES: Final = 2
+RULES: Final = 1
 """Version of the rules by which events are folded and named by digests. A ledger names its own, and keeps it, so that
-old events keep their meaning. 2: the digest's chain can be taken up anywhere."""
+old events keep their meaning."""
+
+ASIDE: Final[tuple[type[Struct], ...]] = (Measured, Implementation)
+"""Types of fields that no digest sees: what a clock measured, and what did the work."""
 
 EVENT_TYPES: Final[Mapping[str, type[Event]]] = {kind.__name__: kind for kind in get_args(AnyEvent)}
 """Every event type by its name, in the order of the union."""

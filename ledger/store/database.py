@@ -8,6 +8,7 @@ import urllib.parse
 from typing import Any, Final, NoReturn, TypeAlias
 
 from kvsweep.ledger.errors import LogCorrupt, LogError, UnknownSchema
+from kvsweep.ledger.store.codec import SCHEMA
 from kvsweep.ledger.store.log import Position
 
 APPLICATION_ID: Final = 0x6B767377  # "kvsw": how `file` and a reader know the file
@@ -107,24 +108,23 @@ def expect_file(path: str) -> None:
         raise LogError(f"ledger {path} is empty: expected an SQLite file, got 0 bytes")
 
 
-def schema_of(db: Database, newest: int) -> int:
-    """Schema of a ledger's file. Raises LogError for another file, UnknownSchema for a newer version's."""
+def expect_schema(db: Database) -> None:
+    """Raise LogError for a file that is no ledger, UnknownSchema for one of another version's schema."""
     found = db.one("PRAGMA application_id")
     if found != APPLICATION_ID:
         raise LogError(f"{db.path} is no ledger: expected application id {APPLICATION_ID:#x}, got {found:#x}")
-    # Before anything else: the tables of a newer schema may be others.
+    # Before anything else: the tables of another schema may be others.
     schema = db.one("PRAGMA user_version")
-    if schema > newest:
-        raise UnknownSchema("schema", schema, newest)
-    return schema
+    if schema != SCHEMA:
+        raise UnknownSchema("schema", schema, SCHEMA)
 
 
-def expect_tables(db: Database, schema: int, expected: dict[str, str]) -> None:
+def expect_tables(db: Database, expected: dict[str, str]) -> None:
     tables = dict(db.raw.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall())
     if tables != expected:
         wrong = sorted(str(name) for name in {*tables, *expected} if tables.get(name) != expected.get(name))
         raise LogError(
-            f"ledger {db.path} is corrupt: expected the tables of schema {schema}, these differ: {', '.join(wrong)}"
+            f"ledger {db.path} is corrupt: expected the tables of schema {SCHEMA}, these differ: {', '.join(wrong)}"
         )
 
 

@@ -10,15 +10,15 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Final, get_type_hints
 
 import msgspec
+from xxhash import xxh3_128_digest
 
 from kvsweep.ledger.errors import LogError
 from kvsweep.ledger.events import Event
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.state import RequestState, State
 from kvsweep.ledger.store import encoding
-from kvsweep.ledger.store.codec import EVENT_TYPES, RULES, decode_group, list_length
+from kvsweep.ledger.store.codec import ASIDE, EVENT_TYPES, decode_group, list_length
 from kvsweep.ledger.store.hashing import sha256
-from kvsweep.ledger.store.unmeasured import APPENDED_DEFAULTS, ASIDE
 
 _LEFT_OUT: Final[Mapping[type[Event], dict[str, Any]]] = {
     kind: {name: annotation() for name, annotation in get_type_hints(kind).items() if annotation in ASIDE}
@@ -28,26 +28,13 @@ GATHERED: Final = 16
 """Events that may wait to be hashed: a round or so, which is still in the cache and fits the buffer for encoding."""
 
 _ENCODER: Final = msgspec.msgpack.Encoder(order="deterministic")
+_IN_ORDER: Final = msgspec.msgpack.Encoder()  # a request's keys are forgotten in their order
 
 
 def unmeasured(event: Event) -> Event:
     """The event as the digest sees it: every field of type Measured or Implementation has its default."""
     changes = _LEFT_OUT[type(event)]
     return msgspec.structs.replace(event, **changes) if changes else event
-
-
-def _as_written(event: Event) -> Event | list[Any]:
-    """Without the appended fields that have their defaults; the tag and the other fields are the same bytes."""
-    appended = APPENDED_DEFAULTS.get(type(event))
-    if appended is None or any(getattr(event, name) != default for name, default in appended):
-        return event
-    whole: list[Any] = msgspec.to_builtins(event, builtin_types=(bytes,))
-    return whole[: -len(appended)]
-
-
-def state_digest(state: State) -> str:
-    """SHA-256 (hex) of the canonical form of a state: by rules 1."""
-    return hashlib.sha256(b"kvsweep state 1\0" + _ENCODER.encode(state.canonical())).hexdigest()
 
 
 class Parts:
@@ -74,12 +61,12 @@ class Parts:
         """The same, with a stop after each part that has to be hashed."""
         relation = state.ownership
         shared = tuple(group.blocks for group in relation.shared)
-        parts = [b"kvsweep state 2\0", _ENCODER.encode([state.pool, shared, relation.shared_sources])]
+        parts = [b"kvsweep state 1\0", _ENCODER.encode([state.pool, shared, relation.shared_sources])]
         requests: dict[str, tuple[RequestState, bytes]] = {}
         for name, request in sorted(state.requests.items()):
             known = self._requests.get(name)
             if known is None or known[0] is not request:
-                known = request, sha256(_ENCODER.encode(request))
+                known = request, xxh3_128_digest(_IN_ORDER.encode(request))
                 yield
             requests[name] = known
             parts.append(known[1])
@@ -89,7 +76,7 @@ class Parts:
             found = self._holders.get(key)
             if found is None or found[0] is not holders or found[1] is not areas:
                 own = tuple(group.blocks for group in areas) if areas else ()
-                found = holders, areas, sha256(_ENCODER.encode([key, sorted((holders or {}).items()), own]))
+                found = holders, areas, xxh3_128_digest(_ENCODER.encode([key, sorted((holders or {}).items()), own]))
                 yield
             all_holders[key] = found
             parts.append(found[2])
@@ -105,22 +92,19 @@ def parts_digest(state: State) -> str:
 class Digest:
     """Running digest: `update` with every event of a log in order, `value` at any point.
 
-    rules  of the ledger: by rules 1 the chain is one hash over all events, which nothing can take up again
-    chain  where to go on, as `chain` gave it; by rules 2 and later
+    chain  where to go on, as `chain` gave it
     """
 
-    def __init__(self, rules: int = RULES, chain: bytes = b"") -> None:
-        self._rules = rules
+    def __init__(self, chain: bytes = b"") -> None:
         self._gathered: list[Event] = []
-        self._whole = hashlib.sha256(b"kvsweep events 1\0")
         self._parts = Parts()
-        self._chain = chain or hashlib.sha256(b"kvsweep events 2\0").digest()
+        self._chain = chain or hashlib.sha256(b"kvsweep events 1\0").digest()
 
     @property
     def chain(self) -> bytes:
-        """What another running digest goes on from; empty where none can."""
+        """What another running digest goes on from."""
         self._catch_up()
-        return b"" if self._rules == 1 else self._chain
+        return self._chain
 
     def update(self, event: Event) -> None:
         """Add one event. Each is preceded by its length, so that no two sequences share their bytes."""
@@ -128,13 +112,8 @@ class Digest:
         self._add(event)
 
     def _add(self, event: Event) -> None:
-        body = _ENCODER.encode(_as_written(unmeasured(event)))
-        size = len(body).to_bytes(8, "little")
-        if self._rules == 1:
-            self._whole.update(size)
-            self._whole.update(body)
-        else:
-            self._chain = sha256(self._chain + size + body)
+        body = _ENCODER.encode(unmeasured(event))
+        self._chain = sha256(self._chain + len(body).to_bytes(8, "little") + body)
 
     def update_all(self, events: Sequence[Event]) -> None:
         """Add some events, in order. They are hashed together: once there are many, or the digest is asked."""
@@ -166,7 +145,7 @@ class Digest:
 
     def _compiled(self, chain_of: Callable[..., bytes] | None, *what: object) -> bool:
         """Whether compiled code has added them; else nothing was added."""
-        if chain_of is None or self._rules == 1:
+        if chain_of is None:
             return False
         try:
             self._chain = chain_of(self._chain, *what)
@@ -177,10 +156,7 @@ class Digest:
     def value(self, state: State) -> str:
         """SHA-256 (hex) over the events so far and the state they gave."""
         self._catch_up()
-        one = self._rules == 1
-        history = self._whole.hexdigest() if one else self._chain.hex()
-        now = state_digest(state) if one else self._parts.of(state)
-        return _named(1 if one else 2, history, now)
+        return _named(self._chain.hex(), self._parts.of(state))
 
     def by_parts(self, state: State) -> "ByParts":
         """The same, worked out bit by bit while events go on being added."""
@@ -200,9 +176,9 @@ class ByParts:
             for _ in range(parts):
                 next(self._hashing)
         except StopIteration as done:
-            return _named(2, self._history, done.value)
+            return _named(self._history, done.value)
         return None
 
 
-def _named(rules: int, history: str, now: str) -> str:
-    return hashlib.sha256(f"kvsweep {rules}\0{history}\0{now}".encode()).hexdigest()
+def _named(history: str, now: str) -> str:
+    return hashlib.sha256(f"kvsweep 1\0{history}\0{now}".encode()).hexdigest()

@@ -17,9 +17,9 @@ from kvsweep.ledger.ids import Operation, RequestKey, Rows
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.store import group
 from kvsweep.ledger.store.checks import PEER_WORDS
+from kvsweep.ledger.store.codec import ASIDE
 from kvsweep.ledger.store.group import NAMED, TAG_NAMES, Packed, Part
 from kvsweep.ledger.store.log import Position
-from kvsweep.ledger.store.unmeasured import APPENDED_DEFAULTS, ASIDE
 
 Seen: TypeAlias = tuple[int, int, int]
 """Inode, device and bytes of a file."""
@@ -38,15 +38,11 @@ def why_not_native() -> str | None:
 
 
 def facts() -> list[tuple[object, ...]]:
-    """(type, tag, fields, has an operation, has a rank, encoded defaults of the appended fields) of every event."""
+    """(type, tag, fields, has an operation, has a rank) of every event."""
     return [
-        (kind, tag, _fields(kind, "word" if kind in PEER_WORDS else "count"), has_operation, has_rank, _appended(kind))
+        (kind, tag, _fields(kind, "word" if kind in PEER_WORDS else "count"), has_operation, has_rank)
         for kind, (tag, has_operation, has_rank) in NAMED.items()
     ]
-
-
-def _appended(kind: type[Event]) -> tuple[bytes, ...]:
-    return tuple(msgspec.msgpack.encode(default) for _, default in APPENDED_DEFAULTS.get(kind, ()))
 
 
 def _fields(kind: type[Struct], integer: str) -> tuple[tuple[str, Shape], ...]:
@@ -109,7 +105,7 @@ class Native:
         return self._pack(self._schema, told, first, self._fold)
 
     def chain_of_events(self, chain: bytes, events: Sequence[Event]) -> bytes:
-        """Chain of digests by rules 2, gone on over events in order; see kvsweep.ledger.store.digest.
+        """Chain of digests, gone on over events in order; see kvsweep.ledger.store.digest.
 
         Raises ValueError for what it does not take.
         """

@@ -9,30 +9,27 @@ import os
 import re
 import sqlite3
 from collections.abc import Iterator
-from typing import Final, TypeAlias
+from typing import Final
 
 from kvsweep.ledger.errors import LogCorrupt, LogError
-from kvsweep.ledger.store import schema1
+from kvsweep.ledger.store.codec import RULES, SCHEMA
 from kvsweep.ledger.store.database import (
     APPLICATION_ID,
     FAULTS,
     PAGE_BYTES,
     Database,
     expect_file,
+    expect_schema,
     expect_whole,
     make_private,
-    schema_of,
 )
-from kvsweep.ledger.store.format import SCHEMA, TABLES, crc_of
+from kvsweep.ledger.store.format import TABLES, crc_of
 from kvsweep.ledger.store.log import Header, Position, Snapshot, expect_known
-from kvsweep.ledger.store.schema1 import RowSegment
-from kvsweep.ledger.store.segment import GroupSegment, insert_snapshot
+from kvsweep.ledger.store.segment import Segment, insert_snapshot
 from kvsweep.ledger.store.wal import has_log, has_unread_commit
 
 OPEN_FILES: Final = 8  # that are not written any more and stay open for the next question
 UNREAD_COMMIT: Final = "a committed batch in the write-ahead file cannot be read"
-
-Segment: TypeAlias = RowSegment | GroupSegment
 
 
 def file_of(path: str, number: int) -> str:
@@ -127,8 +124,7 @@ class Chain:
 
     def go_on(self, path: str) -> None:
         """Write the next file, which stands at `path`, from now on; what was written so far is only read."""
-        if not isinstance(self.active, RowSegment):
-            self.active.db.into_one_file()
+        self.active.db.into_one_file()
         self.active.close()
         self.numbers = [*self.numbers, self.numbers[-1] + 1]
         self.active = open_segment(path, read_only=False, any_thread=self._any_thread)
@@ -170,7 +166,7 @@ class Chain:
 
 
 def open_segment(path: str, *, read_only: bool, any_thread: bool = False, whole: bool = True) -> Segment:
-    """Open one file. Raises LogError for what is no ledger's file or is damaged, UnknownSchema for a newer one.
+    """Open one file. Raises LogError for what is no ledger's file or is damaged, UnknownSchema for another version's.
 
     whole  False: one that was shortened is opened too, for what can be read of it
     """
@@ -180,13 +176,13 @@ def open_segment(path: str, *, read_only: bool, any_thread: bool = False, whole:
             _expect_readable_log(path)
         db = Database(path, read_only=read_only, any_thread=any_thread)
         try:
-            schema = schema_of(db, SCHEMA)
-            segment = RowSegment(db) if schema == schema1.SCHEMA else GroupSegment(db)
+            expect_schema(db)
+            segment = Segment(db)
             if whole:
                 expect_whole(db)
             expect_known(segment.header)
             if not read_only:
-                _prepare(db, segment)
+                db.write_ahead()
         except BaseException:
             db.close()
             raise
@@ -199,13 +195,6 @@ def open_segment(path: str, *, read_only: bool, any_thread: bool = False, whole:
     return segment
 
 
-def _prepare(db: Database, segment: Segment) -> None:
-    if isinstance(segment, GroupSegment):
-        db.write_ahead()
-    else:
-        db.into_one_file()  # nobody writes it any more; a killed writer may have left a write-ahead file
-
-
 def _expect_readable_log(path: str) -> None:
     """Writable, a write-ahead file would be shortened to what can be read, and the rest would be gone."""
     with contextlib.closing(open_segment(path, read_only=True)) as reader:
@@ -214,7 +203,7 @@ def _expect_readable_log(path: str) -> None:
             raise LogCorrupt(last + 1, UNREAD_COMMIT)
 
 
-def begin(path: str, *, rules: int, first: Position = 1, snapshot: Snapshot | None = None) -> None:
+def begin(path: str, *, first: Position = 1, snapshot: Snapshot | None = None) -> None:
     """Make a new file beside the place and move it there: killed in between, it is not half a ledger."""
     new = f"{path}-new"
     make_private(new)
@@ -225,7 +214,7 @@ def begin(path: str, *, rules: int, first: Position = 1, snapshot: Snapshot | No
         db.execute(f"PRAGMA user_version = {SCHEMA}")
         for statement in TABLES.values():
             db.execute(statement)
-        header = (SCHEMA, rules, _version(), first)
+        header = (SCHEMA, RULES, _version(), first)
         db.execute("INSERT INTO header VALUES (1, ?, ?, ?, ?, ?)", (*header, crc_of(*header)))
         if snapshot is not None:
             insert_snapshot(db, snapshot)

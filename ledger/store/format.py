@@ -1,4 +1,4 @@
-"""Files of schema 2, a row a group of events: tables, and rows that carry checksums over everything they say.
+"""A ledger's file, a row a group of events: tables, and rows that carry checksums over everything they say.
 
 A group's bodies are one msgpack array, so that storing a group costs a row and not one an event. The
 plain columns of its events stand beside them as JSON, which view `events` lays out for any SQLite tool. `places` finds
@@ -18,8 +18,6 @@ from kvsweep.ledger.store.codec import Bodies, decode, decode_batch, decode_grou
 from kvsweep.ledger.store.database import Row
 from kvsweep.ledger.store.group import Part
 from kvsweep.ledger.store.log import Decoded, Piece, Position
-
-SCHEMA: Final = 2
 
 TABLES: Final = {
     "header": "CREATE TABLE header (id INTEGER PRIMARY KEY CHECK (id = 1), schema INTEGER NOT NULL, "

@@ -225,8 +225,8 @@ def expect_after(after: Position) -> None:
 
 
 def expect_known(header: Header) -> None:
-    """Raise UnknownSchema for a ledger of a newer version."""
-    if header.schema > SCHEMA:
+    """Raise UnknownSchema for a ledger of another version."""
+    if header.schema != SCHEMA:
         raise UnknownSchema("schema", header.schema, SCHEMA)
-    if header.rules > RULES:
+    if header.rules != RULES:
         raise UnknownSchema("rules", header.rules, RULES)

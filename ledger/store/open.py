@@ -15,7 +15,7 @@ def open_log(
     rotation  of a file that is written; None: as the defaults say
 
     Raises SettingsError for any other url, LogError when the ledger cannot be opened, UnknownSchema when it was
-    written by a newer version.
+    written by another version.
     """
     scheme, colon, path = url.partition(":")
     if url == "memory:":

@@ -154,7 +154,7 @@ class QueuedLog:
         return self._stored().snapshot(until)
 
     def snapshot_due(self) -> bool:
-        return self.header.rules > 1 and self._pace.snapshot_due()
+        return self._pace.snapshot_due()
 
     def keep_snapshot(self, snapshot: Snapshot) -> None:
         self._expect_writing()

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from kvsweep.ledger.errors import LogCorrupt
 from kvsweep.ledger.ids import POOL, RequestKey
-from kvsweep.ledger.store.files import Chain, Segment
+from kvsweep.ledger.store.files import Chain
 from kvsweep.ledger.store.log import Piece, Position, Record, Snapshot, Stream
 from kvsweep.ledger.store.query import Where, may_match
+from kvsweep.ledger.store.segment import Segment
 
 
 def read_all(chain: Chain, after: Position, until: Position) -> Iterator[Record]:

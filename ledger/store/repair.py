@@ -17,10 +17,10 @@ from kvsweep.ledger.events import Event
 from kvsweep.ledger.store import encoding
 from kvsweep.ledger.store.commit import Intake, Names
 from kvsweep.ledger.store.database import PAGE_BYTES, Database, drop_lock, expect_whole, take_lock
-from kvsweep.ledger.store.files import UNREAD_COMMIT, Segment, begin, file_of, files_of, open_segment
+from kvsweep.ledger.store.files import UNREAD_COMMIT, begin, file_of, files_of, open_segment
 from kvsweep.ledger.store.format import pack
 from kvsweep.ledger.store.log import Position, Snapshot
-from kvsweep.ledger.store.segment import insert_snapshot
+from kvsweep.ledger.store.segment import Segment, insert_snapshot
 from kvsweep.ledger.store.wal import has_unread_commit
 
 WHOLE: Final = "nothing is damaged: nothing was changed"
@@ -55,7 +55,7 @@ class _Copy:
         base = first.snapshot(header.first - 1) if header.first > 1 else None
         if header.first > 1 and base is None:
             raise LogError(f"ledger {path} cannot be repaired: the snapshot before its first event is damaged")
-        begin(self.path, rules=header.rules, first=header.first, snapshot=base)
+        begin(self.path, first=header.first, snapshot=base)
         self._db = Database(self.path, read_only=False)
         self._db.raw.execute("PRAGMA synchronous = OFF")  # synced once, at the end
         self._names, self._intake = Names(self._db.raw), Intake(self._db)

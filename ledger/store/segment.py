@@ -1,4 +1,4 @@
-"""One file of schema 2: reading it by groups, by one life and by conditions."""
+"""One file of a ledger: reading it by groups, by one life and by conditions."""
 
 import re
 import sqlite3
@@ -17,7 +17,6 @@ from kvsweep.ledger.store.database import FAULTS, Database, Row, expect_tables
 from kvsweep.ledger.store.digest import Digest
 from kvsweep.ledger.store.format import (
     GROUP_COLUMNS,
-    SCHEMA,
     TABLES,
     Place,
     Plain,
@@ -55,12 +54,12 @@ _LATEST: Final = (
 _TOLD: Final = SENT_TO_RANKS | TURNED_BACK
 
 
-class GroupSegment:
-    """One file of schema 2, read."""
+class Segment:
+    """One file, read."""
 
     def __init__(self, db: Database) -> None:
         self.db = db
-        expect_tables(db, SCHEMA, TABLES)
+        expect_tables(db, TABLES)
         self.header = _read_header(db)
 
     @property
@@ -247,7 +246,7 @@ class GroupSegment:
             position, digest, chain, body, crc = rows[0]
             if crc == crc_of(position, digest, chain, body):
                 state = decode_state(body)
-                if state is not None and Digest(self.header.rules, chain).value(state) == digest:
+                if state is not None and Digest(chain).value(state) == digest:
                     return Snapshot(position=position, digest=digest, chain=chain, state=state)
             until = position - 1
 

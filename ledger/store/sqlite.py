@@ -15,10 +15,9 @@ from kvsweep.ledger.errors import LogCorrupt, LogError, SequenceConflict
 from kvsweep.ledger.events import Event
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.store import encoding
-from kvsweep.ledger.store.codec import RULES
 from kvsweep.ledger.store.commit import Intake, Names
 from kvsweep.ledger.store.database import FAULTS, PAGE_BYTES, drop_lock, take_lock
-from kvsweep.ledger.store.files import UNREAD_COMMIT, Chain, Segment, begin, file_of, files_of
+from kvsweep.ledger.store.files import UNREAD_COMMIT, Chain, begin, file_of, files_of
 from kvsweep.ledger.store.format import pack
 from kvsweep.ledger.store.group import Part
 from kvsweep.ledger.store.log import (
@@ -48,7 +47,7 @@ from kvsweep.ledger.store.read import (
     tally_in,
 )
 from kvsweep.ledger.store.retention import retire
-from kvsweep.ledger.store.segment import GroupSegment, insert_snapshot
+from kvsweep.ledger.store.segment import Segment, insert_snapshot
 from kvsweep.ledger.store.sequences import STREAMS, Fence
 from kvsweep.ledger.store.wal import has_unread_commit, has_writer
 from kvsweep.ledger.store.watch import Presence, Watcher, Watchers
@@ -60,7 +59,7 @@ class SqliteLog:
     """LogStore in the file at `path`, begun (mode 0600) if it does not exist and may be written.
 
     One writer, held by a lock that ends with its process; readers beside it see whole batches. Raises LogError when
-    the file cannot be opened, is no ledger or has a writer already, UnknownSchema when a newer version wrote it.
+    the file cannot be opened, is no ledger or has a writer already, UnknownSchema when another version wrote it.
 
     any_thread  whether the thread that opens it may hand it to another; only one at a time may call it
     rotation    when the ledger goes on in another file, and when old ones are removed
@@ -148,7 +147,7 @@ class SqliteLog:
                 self.pace.kept(insert_snapshot(chain.active.db.raw, snapshot))
 
     def snapshot_due(self) -> bool:
-        return not self._read_only and self.header.rules > 1 and self.pace.snapshot_due()
+        return not self._read_only and self.pace.snapshot_due()
 
     def durable(self, level: Level = "process") -> Position:
         chain = self._expect_open()
@@ -223,15 +222,11 @@ class SqliteLog:
 
     def _opened(self, any_thread: bool) -> Chain:
         if not self._read_only and not files_of(self.path):
-            begin(self.path, rules=RULES)
+            begin(self.path)
         return Chain(self.path, read_only=self._read_only, any_thread=any_thread)
 
     def _begin_writing(self) -> None:
-        chain = self._expect_open()
-        if isinstance(chain.active, GroupSegment):
-            self._write_in(chain.active)
-        else:
-            self._next_file(chain, None)  # files of an older schema are only read
+        self._write_in(self._expect_open().active)
         self._fence = self.fence(self.following)
 
     def fence(self, look_up: Callable[[RequestKey], int]) -> Fence:
@@ -241,8 +236,6 @@ class SqliteLog:
 
     def _write_in(self, segment: Segment) -> None:
         """All that is written from now on goes into this file."""
-        if not isinstance(segment, GroupSegment):
-            raise TypeError(f"expected a file of the newest schema, got {segment.path}")
         self._names, self._intake = Names(segment.db.raw), Intake(segment.db)
         self._presence = Presence(segment.path)
         self._level = "power"
@@ -252,7 +245,7 @@ class SqliteLog:
 
     def _next_file(self, chain: Chain, snapshot: Snapshot | None) -> None:
         path = file_of(self.path, chain.active_number + 1)
-        begin(path, rules=self.header.rules, first=self._last + 1, snapshot=snapshot)
+        begin(path, first=self._last + 1, snapshot=snapshot)
         chain.go_on(path)
         self._write_in(chain.active)
 

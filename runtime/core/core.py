@@ -74,6 +74,9 @@ class Turns(Struct, frozen=True):
     effects: tuple[Effect, ...]
 
 
+_Found: TypeAlias = tuple[list[Turn], tuple[Event, ...], tuple[Effect, ...]]
+
+
 class Core:
     """One synchronous object. `handle` stages a turn; `adopt` it once its events are in the log, or `discard` it."""
 
@@ -146,27 +149,47 @@ class Core:
         refused changes nothing for its neighbours. Nothing is raised for one that cannot be meant: its turn says so.
         """
         self._expect_nothing_staged()
-        order, draft, turns = _by_kind(messages), self._standing.draft(), dict[int, Turn]()
+        order = _by_kind(messages)
+        try:
+            try:
+                found, events, effects = self._in_one_draft(order, messages, answer)
+            except RefusedLate:  # one has changed what the others stand on
+                answer.give_back()
+                found, events, effects = self._each_alone(order, messages, answer)
+        except BaseException:
+            self.discard()
+            self._standing.forget_index()  # whatever it was in the middle of
+            raise
+        turns = dict(zip(order, found, strict=True))
+        return Turns(turns=tuple([turns[at] for at in range(len(messages))]), events=events, effects=effects)
+
+    def _in_one_draft(self, order: Sequence[int], messages: Sequence[Message], answer: Answer) -> _Found:
+        draft, turns = self._standing.draft(), []
         try:
             for at in order:
+                events = len(draft.events)
                 try:
-                    turns[at] = self._turn(draft, messages[at], answer)
+                    turns.append(self._turn(draft, messages[at], answer))
                 except KvsweepError as error:
-                    turns[at] = _not_meant(error)
-            release(draft)
-            self._stage(draft)
-            events, effects = tuple(draft.events), tuple(draft.effects)
-        except RefusedLate:  # one has changed what the others stand on: each gets a draft of its own
+                    if len(draft.events) > events:
+                        raise
+                    turns.append(_not_meant(error))
+        except RefusedLate:
             draft.drop()
-            answer.give_back()
-            for at in order:
-                try:
-                    turns[at] = self._alone(messages[at], answer)
-                except KvsweepError as error:
-                    turns[at] = _not_meant(error)
-            events = tuple([event for at in order for event in turns[at].events])
-            effects = tuple([effect for at in order for effect in turns[at].effects])
-        return Turns(turns=tuple([turns[at] for at in range(len(messages))]), events=events, effects=effects)
+            raise
+        release(draft)
+        self._stage(draft)
+        return turns, tuple(draft.events), tuple(draft.effects)
+
+    def _each_alone(self, order: Sequence[int], messages: Sequence[Message], answer: Answer) -> _Found:
+        turns = []
+        for at in order:
+            try:
+                turns.append(self._alone(messages[at], answer))
+            except KvsweepError as error:
+                turns.append(_not_meant(error))
+        events = tuple([event for turn in turns for event in turn.events])
+        return turns, events, tuple([effect for turn in turns for effect in turn.effects])
 
     def _expect_nothing_staged(self) -> None:
         if self._standing.staged:
@@ -181,6 +204,12 @@ class Core:
             draft.drop()
             draft = self._standing.draft()
             turn = self._refused(draft, late.command, late.reserved, late.error)
+        except KvsweepError:
+            draft.drop()
+            raise
+        except BaseException:
+            self._standing.forget_index()  # whatever it was in the middle of
+            raise
         return self._staged(draft, turn)
 
     def _turn(self, draft: Draft, message: Message, answer: Answer | None) -> Turn:
@@ -198,15 +227,12 @@ class Core:
                             return Turn(outcome="reserve", effects=(found,))
                         reserved = given = answer(found)
                     found, given = _next(asking, given), None
-            turn = found if isinstance(found, Turn) else Turn(outcome="accepted", operation=found)
-            about = self._follow(draft, command)
         except (Refused, CannotPlan) as error:
             if len(draft.events) > events:
                 raise RefusedLate(command, reserved, error) from error
             return self._refused(draft, command, reserved, error)
-        except BaseException:
-            self._standing.forget_index()  # whatever it was in the middle of
-            raise
+        turn = found if isinstance(found, Turn) else Turn(outcome="accepted", operation=found)
+        about = self._follow(draft, command)
         return Turn(
             outcome=turn.outcome,
             refusal=turn.refusal,

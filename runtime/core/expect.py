@@ -41,7 +41,10 @@ class CannotPlan(Exception):
 
 def floor(draft: Draft, operation: Operation) -> int:
     """Lowest operation id that ranks may still be spoken to about: below it they forget and refuse."""
-    return next(iter(draft.base.live), operation.operation_id)
+    for live in (draft.base.live, draft.base.began, draft.began):  # each ascending, and above those before it
+        for first in live:
+            return first
+    return operation.operation_id
 
 
 def free_row(draft: Draft, request: RequestState, lane: LaneName) -> int:

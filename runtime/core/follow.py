@@ -36,9 +36,9 @@ def _step(draft: Draft, context: Context, request: RequestState) -> bool:
         if lane.phase == moved and committed is not None:
             _commit(draft, request, lane.open, committed)
             return True
-    if len(request.views) > 1 or request.fences or not request.current or request.retain.phase == "COMMITTED":
-        if _retire(draft, context, request):
-            return True
+    old = len(request.views) > 1 or not request.current
+    if (old or request.fences or request.retain.phase == "COMMITTED") and _retire(draft, context, request):
+        return True
     return request.life != "RUNNING" and _end(draft, context, request)
 
 

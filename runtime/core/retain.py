@@ -4,6 +4,7 @@ from typing import NoReturn
 
 import msgspec
 import numpy as np
+from xxhash import xxh3_128_hexdigest
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.draft import Draft
@@ -15,7 +16,6 @@ from kvsweep.ledger.messages import MoveBlocks, Reserve, Retain
 from kvsweep.ledger.ragged import empty_like, first_beyond, first_unsorted, joined_rows
 from kvsweep.ledger.reducers.shared import next_operation
 from kvsweep.ledger.state import RequestState
-from kvsweep.ledger.store.hashing import sha256
 from kvsweep.runtime.core.expect import (
     Asking,
     CannotPlan,
@@ -30,8 +30,8 @@ from kvsweep.runtime.core.retain_plan import RetainPlan, plan_pack, plan_retain,
 
 
 def retain_digest(command: Retain) -> str:
-    """SHA-256 of what is asked: slots, adopted blocks, revision, pack."""
-    return sha256(msgspec.msgpack.encode(command, order="deterministic")).hex()
+    """XXH3 (128 bits, hex) of what is asked: slots, adopted blocks, revision, pack."""
+    return xxh3_128_hexdigest(msgspec.msgpack.encode(command, order="deterministic"))
 
 
 def retain(draft: Draft, context: Context, command: Retain) -> Asking:

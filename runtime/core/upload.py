@@ -2,6 +2,7 @@
 
 import msgspec
 import numpy as np
+from xxhash import xxh3_128_hexdigest
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.draft import Draft
@@ -18,7 +19,6 @@ from kvsweep.ledger.messages import (
 )
 from kvsweep.ledger.reducers.shared import next_operation
 from kvsweep.ledger.state import RequestState
-from kvsweep.ledger.store.hashing import sha256
 from kvsweep.runtime.core.expect import (
     Asking,
     CannotPlan,
@@ -42,8 +42,8 @@ from kvsweep.runtime.core.upload_plan import (
 
 
 def selection_digest(selection: BlockSelection) -> str:
-    """SHA-256 of the whole selection: what the log names instead of scores and tails."""
-    return sha256(msgspec.msgpack.encode(selection, order="deterministic")).hex()
+    """XXH3 (128 bits, hex) of the whole selection: what the log names instead of scores and tails."""
+    return xxh3_128_hexdigest(msgspec.msgpack.encode(selection, order="deterministic"))
 
 
 def select(draft: Draft, context: Context, command: Select) -> Asking:
@@ -100,7 +100,7 @@ def select(draft: Draft, context: Context, command: Select) -> Asking:
         reserved=new,
         copies=copied,
     )
-    _send(draft, context, request, operation, source)
+    _send(draft, context, request, operation, source)  # type: ignore[arg-type]  # tokens are packed by now
     return operation
 
 
