@@ -86,7 +86,6 @@ class UploadPlanned(Event, frozen=True, kw_only=True, array_like=True, gc=False,
     """What has to move. `full` ignores what is held: the new view is the upload alone."""
 
     operation: Operation
-    generation: int  # of the view that a commit would make
     kind: PlanKind
     source_kind: SourceKind
     logical: Rows[Logical]  # ascending per layer
@@ -98,14 +97,21 @@ class UploadPlanned(Event, frozen=True, kw_only=True, array_like=True, gc=False,
     )
 
 
+class UploadStaged(Event, frozen=True, kw_only=True, array_like=True, gc=False, tag=66):
+    """The generation that a commit would make stands beside the current one, and has its table row."""
+
+    operation: Operation
+    generation: int
+    row: int
+
+
 class BlocksLeased(Event, frozen=True, kw_only=True, array_like=True, gc=False, tag=12):
-    """Destinations, sources and the table row of the plan are held from here on."""
+    """Destinations, sources and the table row of the staged generation are held from here on."""
 
     operation: Operation
     source: Rows[Source]  # row for row as UploadPlanned.logical
     destination: Rows[Physical]
     adopted: Rows[Logical]  # clean tail blocks that become slots without a copy
-    row: int
     reserved: BlocksByGroup  # newly reserved blocks
     copies: bytes = b""  # '<i4' CPU copy destinations in [K, N)
 
@@ -471,7 +477,8 @@ class DigestRecorded(Event, frozen=True, kw_only=True, array_like=True, gc=False
 
 AnyEvent: TypeAlias = (
     RequestOpened | RequestPreempted | RequestResumed | RequestFinished | RequestClosed | BlocksSelected
-    | UploadPlanned | BlocksLeased | TransferStarted | RankTransferred | TransferCompleted | ResidencyCommitted
+    | UploadPlanned | UploadStaged | BlocksLeased | TransferStarted | RankTransferred | TransferCompleted
+    | ResidencyCommitted
     | KeepMapPublished | UploadAcknowledged | UploadAborted | RetainPlanned | ReadersDrained | TablesApplied
     | AllRanksApplied | OwnersCommitted | BlocksRetired | RetainAcknowledged | RetainAborted | TailOpened
     | TailSealed | StoreStarted | RankStored | StoreCompleted | StoreAborted | BlockLost | TailDropped

@@ -30,6 +30,7 @@ REDUCE: Final[Mapping[type[Event], Reducer]] = {
     e.BlocksRetired: life.retired,
     e.BlocksSelected: upload.selected,
     e.UploadPlanned: upload.planned,
+    e.UploadStaged: upload.staged,
     e.BlocksLeased: upload.leased,
     e.TransferStarted: upload.started,
     e.RankTransferred: upload.transferred,

@@ -24,7 +24,8 @@ UPLOAD: Final[Table] = {
     ("SELECTED", "KeepMapPublished"): "PUBLISHED",
     ("PUBLISHED", "UploadAcknowledged"): "IDLE",
     ("SELECTED", "UploadPlanned"): "PLANNED",
-    ("PLANNED", "BlocksLeased"): "LEASED",
+    ("PLANNED", "UploadStaged"): "STAGED",
+    ("STAGED", "BlocksLeased"): "LEASED",
     ("LEASED", "TransferStarted"): "MOVING",
     ("MOVING", "RankTransferred"): "MOVING",
     ("MOVING", "TransferCompleted"): "MOVED",
@@ -64,7 +65,7 @@ ABORTABLE: Final[Mapping[str, frozenset[str]]] = {
 """States from which a preemption, a finish or a caller can still turn back."""
 
 
-PASSED_THROUGH: Final = frozenset({"SELECTED", "PLANNED", "LEASED"})
+PASSED_THROUGH: Final = frozenset({"SELECTED", "PLANNED", "STAGED", "LEASED"})
 """Upload states inside the start batch: nothing waits there, so no abort leads out of them."""
 
 

@@ -11,6 +11,7 @@ CLAUSES: Final[Mapping[str, tuple[str, ...]]] = {
     "RequestClosed": ("B6",),
     "BlocksSelected": ("D1", "F1"),
     "UploadPlanned": ("E3", "E4", "F1"),
+    "UploadStaged": ("F1", "G1"),
     "BlocksLeased": ("A1", "B6", "F1"),
     "TransferStarted": ("F1",),
     "RankTransferred": ("A2", "F1"),

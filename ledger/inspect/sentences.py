@@ -76,11 +76,10 @@ SENTENCES: Final[Mapping[type[Event], Callable[[Any], str]]] = {
         f"selection {v.selection_revision}: up to {v.effective_budget_blocks} of {v.whole_blocks} whole blocks a layer"
     ),
     e.UploadPlanned: lambda v: (
-        f"{_op(v.operation)} plans generation {v.generation}: {v.kind}, {v.source_kind}, {_rows(v.logical)} to upload"
+        f"{_op(v.operation)} plans an upload: {v.kind}, {v.source_kind}, {_rows(v.logical)} to upload"
     ),
-    e.BlocksLeased: lambda v: (
-        f"{_op(v.operation)} leases {_rows(v.destination)}, table row {v.row}; newly reserved {_groups(v.reserved)}"
-    ),
+    e.UploadStaged: lambda v: f"{_op(v.operation)} stages generation {v.generation} at table row {v.row}",
+    e.BlocksLeased: lambda v: f"{_op(v.operation)} leases {_rows(v.destination)}; newly reserved {_groups(v.reserved)}",
     e.TransferStarted: lambda v: f"{_op(v.operation)} is sent to ranks {_ranks(v)}",
     e.RankTransferred: lambda v: (
         f"rank {v.rank} (process {v.process_epoch}) has {_op(v.operation)}: {v.h2d_bytes} bytes uploaded"

@@ -14,6 +14,7 @@ from kvsweep.ledger.events import (
     TransferStarted,
     UploadAcknowledged,
     UploadPlanned,
+    UploadStaged,
 )
 from kvsweep.ledger.ids import HOLE, int32_view, no_rows
 from kvsweep.ledger.ownership import Holder, Holding
@@ -54,7 +55,6 @@ def selected(draft: Draft, request: RequestState, event: BlocksSelected) -> None
 
 def planned(draft: Draft, request: RequestState, event: UploadPlanned) -> None:
     expect_next(draft, request, event, event.operation)
-    expect_generation(request, event, event.generation)
     expect_active(draft, request, event, event.logical)
     for wrong in (first_unsorted(event.logical), first_outside(event.logical, request.whole_blocks)):
         if wrong is not None:
@@ -70,12 +70,10 @@ def planned(draft: Draft, request: RequestState, event: UploadPlanned) -> None:
     request.upload.open = OpenOperation(
         operation=event.operation,
         lane="upload",
-        generation=event.generation,
         kind=event.kind,
         logical=event.logical,
         replaced=request.current,
     )
-    request.next_generation += 1
     remember(request, *request.selected, event.operation)
 
 
@@ -90,13 +88,20 @@ def _check_packed(draft: Draft, request: RequestState, event: UploadPlanned) -> 
         refuse(request, event, "packed blocks are numbered from 0")
 
 
+def staged(draft: Draft, request: RequestState, event: UploadStaged) -> None:
+    opened = open_in(request, request.upload, event, event.operation)
+    expect_generation(request, event, event.generation)
+    expect_row(draft, request, event, event.row)
+    request.next_generation += 1
+    request.upload.open = replace(opened, generation=event.generation, row=event.row)
+
+
 def leased(draft: Draft, request: RequestState, event: BlocksLeased) -> None:
     opened = open_in(request, request.upload, event, event.operation)
     shape = (opened.logical.layer_bytes, opened.logical.row_ptr_bytes)
     for name, rows in (("source", event.source), ("destination", event.destination)):
         if (rows.layer_bytes, rows.row_ptr_bytes) != shape:
             refuse(request, event, f"{name} rows do not match the planned rows")
-    expect_row(draft, request, event, event.row)
     groups = placed(draft, request, event, event.destination, event.reserved)
     _check_sources(draft, request, event, opened)
     adopted = adopted_areas(request, event, event.adopted, draft.layout)
@@ -110,7 +115,7 @@ def leased(draft: Draft, request: RequestState, event: BlocksLeased) -> None:
     draft.change(
         request.key,
         put={
-            Holder("dst", number): Holding(areas=event.destination, rows=(event.row,)),
+            Holder("dst", number): Holding(areas=event.destination, rows=(opened.row,)),
             # Adopted areas are held as well: their block may leave the tail before the commit.
             Holder("src", number): Holding(areas=adopted, sources=distinct(event.source.id_bytes + event.copies)),
         },
@@ -123,7 +128,6 @@ def leased(draft: Draft, request: RequestState, event: BlocksLeased) -> None:
         adopted=event.adopted,
         table=physical,
         table_logical=logical,
-        row=event.row,
     )
 
 

@@ -79,7 +79,6 @@ def select(draft: Draft, context: Context, command: Select) -> Asking:
         e.UploadPlanned,
         request,
         operation=operation,
-        generation=request.next_generation,
         kind=plan.kind,
         source_kind=settings.source.kind,
         logical=plan.upload,
@@ -87,6 +86,7 @@ def select(draft: Draft, context: Context, command: Select) -> Asking:
         pad=plan.pad if plan.pad.id_bytes else None,
         valid_tokens=b"" if tokens is None else valid_tokens(tokens),
     )
+    emit(draft, e.UploadStaged, request, operation=operation, generation=request.next_generation, row=row)
     source = _copied(draft, operation, read, tokens, copied) if copies or tokens is not None else read
     emit(
         draft,
@@ -96,7 +96,6 @@ def select(draft: Draft, context: Context, command: Select) -> Asking:
         source=source,
         destination=destination,
         adopted=plan.adopted,
-        row=row,
         reserved=new,
         copies=copied,
     )

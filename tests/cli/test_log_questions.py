@@ -288,7 +288,7 @@ def test_a_torn_and_a_newer_ledger_are_one_sentence(verb: str, path: Path) -> No
     db.execute("PRAGMA user_version = 9")
     db.commit()
     db.close()
-    expected = f"kvsweep log: ledger schema 9 is newer than {SCHEMA}, the newest that this version reads"
+    expected = f"kvsweep log: ledger schema: expected {SCHEMA}, which this version reads, got 9"
     assert refusal(1, verb, path, *more) == expected
 
 

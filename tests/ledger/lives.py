@@ -67,7 +67,7 @@ def fold(log: LogStore) -> tuple[State, str]:
     """As a reader does who knows nothing but the ledger."""
     snapshot = log.snapshot(max(log.header.first - 1, 0)) if log.header.first > 1 else None
     state = EMPTY if snapshot is None else snapshot.state
-    digest = Digest(log.header.rules, b"" if snapshot is None else snapshot.chain)
+    digest = Digest(b"" if snapshot is None else snapshot.chain)
     for record in log.read(after=0 if snapshot is None else snapshot.position):
         state = apply(state, record.event)
         digest.update(record.event)

@@ -157,12 +157,15 @@ class Pairs:
 
     def on_UploadPlanned(self, event: e.UploadPlanned) -> None:
         plan = self.plans[event.operation.operation_id] = Plan(event.request)
-        plan.logical, plan.generation, plan.full = event.logical.as_lists(), event.generation, event.kind == "full"
+        plan.logical, plan.full = event.logical.as_lists(), event.kind == "full"
+
+    def on_UploadStaged(self, event: e.UploadStaged) -> None:
+        plan = self.plans[event.operation.operation_id]
+        plan.generation, plan.row = event.generation, event.row
 
     def on_BlocksLeased(self, event: e.BlocksLeased) -> None:
         key, number = event.request, event.operation.operation_id
         plan, destination = self.plans[number], event.destination.as_lists()
-        plan.row = event.row
         base = {} if plan.full else self.views.get(key, {})
         plan.table = {
             layer: [
@@ -172,7 +175,7 @@ class Pairs:
             for layer in self.active
         }  # fmt: skip
         self.reserve(key, event.reserved)
-        self.put(("dst", key, number, 0), [("row", key, event.row)])
+        self.put(("dst", key, number, 0), [("row", key, plan.row)])
         for layer, blocks in destination.items():
             self.put(("dst", key, number, 0), [("area", layer, block) for block in blocks])
         sources = [*event.source.ids.tolist(), *int32_view(event.copies).tolist()]

@@ -73,11 +73,12 @@ def upload(w: Writer, key: RequestKey, first_source: int, blocks: list[int]) -> 
     w.emit(e.BlocksSelected, key, selection_revision=1, digest="d", whole_blocks=4, effective_budget_blocks=2)
     logical: dict[int, list[int]] = {0: [0, 2], 2: [1, 2]}
     w.emit(
-        e.UploadPlanned, key, operation=op, generation=1, kind="diff", source_kind="source_only",
+        e.UploadPlanned, key, operation=op, kind="diff", source_kind="source_only",
         logical=Rows.of(logical), measured=Measured(plan_s=0.25),
     )  # fmt: skip
+    w.emit(e.UploadStaged, key, operation=op, generation=1, row=0)
     w.emit(
-        e.BlocksLeased, key, operation=op, adopted=no_rows((0, 2)), row=0, reserved=(int32_bytes(blocks), b""),
+        e.BlocksLeased, key, operation=op, adopted=no_rows((0, 2)), reserved=(int32_bytes(blocks), b""),
         source=Rows.of({layer: [first_source + block for block in ids] for layer, ids in logical.items()}),
         destination=Rows.of({0: blocks, 2: blocks}),
     )  # fmt: skip

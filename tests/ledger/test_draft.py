@@ -114,10 +114,10 @@ def test_f4_a_refusal_names_the_phase_before_the_event() -> None:
     w = World()
     w.plan({0: [0], 1: [0]})
     lease = w.lease({0: [1], 1: [2]}, [1])
-    with pytest.raises(Refused, match="BlocksLeased is illegal in running/planned/idle/idle; ") as refused:
+    with pytest.raises(Refused, match="BlocksLeased is illegal in running/staged/idle/idle; ") as refused:
         w.emit(e.BlocksLeased, **lease)
-    assert refused.value.state == "running/planned/idle/idle"
-    assert w.of().upload.phase == "PLANNED"
+    assert refused.value.state == "running/staged/idle/idle"
+    assert w.of().upload.phase == "STAGED"
     w = World()
     w.resident()
     w.refuse(

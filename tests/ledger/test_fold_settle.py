@@ -157,9 +157,9 @@ def test_a_retry_runs_while_the_first_attempt_settles_into_other_destinations() 
     w = world(row_count=3)
     op = w.upload(LOGICAL, TO, [5], row=1)
     w.emit(e.UploadAborted, operation=op, reason="deadline")
-    w.plan(LOGICAL)
+    operation = w.plan(LOGICAL)
+    w.refuse("expected a free row", e.UploadStaged, operation=operation, generation=3, row=1)
     w.refuse("is not vacant or not owned", e.BlocksLeased, **w.lease(TO, row=2))
-    w.refuse("expected a free row", e.BlocksLeased, **w.lease({0: [4], 1: [4]}, [4], row=1))
     w.emit(e.BlocksLeased, **w.lease({0: [4], 1: [4]}, [4], row=2))
     retry = w.opened("upload")
     w.emit(e.TransferStarted, operation=retry, ranks=RANKS)
@@ -199,7 +199,7 @@ def test_g3_a_life_does_not_change_over_an_open_view_changing_operation(fact: ty
 @pytest.mark.parametrize("fact", [e.RequestPreempted, e.RequestFinished])
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_g3_a_life_does_not_change_inside_a_start_batch(fact: type[e.Event], steps: int) -> None:
-    """SELECTED, PLANNED and LEASED have no abort: an operation left there would never end."""
+    """SELECTED, PLANNED, STAGED and LEASED have no abort: an operation left there would never end."""
     w = world()
     w.select() if steps == 1 else w.plan(LOGICAL)
     if steps == 3:
@@ -249,7 +249,7 @@ def test_f4_resume_goes_through_the_same_upload_while_the_old_view_still_drains(
     w.emit(e.RequestPreempted)
     w.emit(e.RequestResumed)
     op = w.plan({0: [0, 1], 1: [0, 1]})
-    w.refuse("expected a free row", e.BlocksLeased, **w.lease({0: [2, 3], 1: [2, 3]}, [2, 3], row=0))
+    w.refuse("expected a free row", e.UploadStaged, operation=op, generation=2, row=0)
     w.refuse("is not vacant", e.BlocksLeased, **w.lease({0: [0, 2], 1: [0, 2]}, [2], row=1))
     w.emit(e.BlocksLeased, **w.lease({0: [2, 3], 1: [2, 3]}, [2, 3], row=1))
     w.emit(e.TransferStarted, operation=op, ranks=RANKS)
@@ -354,15 +354,17 @@ def test_g3_a_batch_that_fails_at_its_lease_leaves_no_trace_of_its_plan() -> Non
         w.event(e.BlocksSelected, A, {"selection_revision": 2, "digest": "d", "whole_blocks": 8,
                                       "effective_budget_blocks": 4}),
     ]  # fmt: skip
-    planned = {"operation": w.operation(), "generation": 2, "kind": "diff", "source_kind": "source_only"}
+    planned = {"operation": w.operation(), "kind": "diff", "source_kind": "source_only"}
     batch.append(w.event(e.UploadPlanned, A, {**planned, "logical": rows(LOGICAL), "seq": w.of().seq + 1}))
+    staged = w.event(e.UploadStaged, A, {"operation": w.operation(), "generation": 2, "row": 1, "seq": w.of().seq + 2})
     lease = {
-        "operation": w.operation(), "source": rows(LOGICAL), "destination": rows(TO), "adopted": rows(w.none), "row": 0,
-        "reserved": w.by_group([5]), "seq": w.of().seq + 2,
+        "operation": w.operation(), "source": rows(LOGICAL), "destination": rows(TO), "adopted": rows(w.none),
+        "reserved": w.by_group([5]), "seq": w.of().seq + 3,
     }  # fmt: skip
-    after = apply_all(before, [*batch, w.event(e.BlocksLeased, A, {**lease, "row": 1})])
+    leased = w.event(e.BlocksLeased, A, lease)
+    after = apply_all(before, [*batch, staged, leased])
     assert after.requests["a"].upload.phase == "LEASED"
     kept = frozen(before)
     with pytest.raises(Refused, match="expected a free row"):
-        apply_all(before, [*batch, w.event(e.BlocksLeased, A, lease)])
+        apply_all(before, [*batch, replace(staged, row=0), leased])
     assert frozen(before) == kept

@@ -28,7 +28,7 @@ def test_f1_select_then_plan() -> None:
     """A plan follows a selection; without one it is refused."""
     w = World()
     fields = {
-        "operation": w.operation(), "generation": 1, "kind": "diff", "source_kind": "source_only", "logical": rows(BOTH)
+        "operation": w.operation(), "kind": "diff", "source_kind": "source_only", "logical": rows(BOTH)
     }  # fmt: skip
     w.refuse("UploadPlanned is illegal in running/idle/idle/idle", e.UploadPlanned, **fields)
     w.select()
@@ -178,7 +178,7 @@ def test_f2_a_new_operation_has_exactly_the_next_identity(wrong: dict[str, Any])
     w = World()
     w.select()
     w.refuse(
-        "expected a new operation", e.UploadPlanned, operation=replace(w.operation(), **wrong), generation=1,
+        "expected a new operation", e.UploadPlanned, operation=replace(w.operation(), **wrong),
         kind="diff", source_kind="source_only", logical=rows(BOTH),
     )  # fmt: skip
 
@@ -220,11 +220,11 @@ def test_generations_are_never_reused_not_even_after_an_abort() -> None:
     w = moving()
     op = w.opened("upload")
     w.emit(e.UploadAborted, operation=op, reason="deadline")
-    w.select()
-    fields = {"operation": w.operation(), "kind": "diff", "source_kind": "source_only", "logical": rows(BOTH)}
-    w.refuse("expected generation 2, got 1", e.UploadPlanned, **fields, generation=1)
-    w.refuse("expected generation 2, got 3", e.UploadPlanned, **fields, generation=3)
-    w.emit(e.UploadPlanned, **fields, generation=2)
+    fields = {"operation": w.plan(BOTH), "row": 1}
+    w.refuse("expected generation 2, got 1", e.UploadStaged, **fields, generation=1)
+    w.refuse("expected generation 2, got 3", e.UploadStaged, **fields, generation=3)
+    w.emit(e.UploadStaged, **fields, generation=2)
+    assert w.of().upload.phase == "STAGED"
 
 
 def test_a_commit_names_the_generation_of_its_plan() -> None:
@@ -254,7 +254,7 @@ def test_e4_a_plan_is_ascending_inside_the_sequence_and_over_active_layers(
     w = World()
     w.select()
     w.refuse(
-        match, e.UploadPlanned, operation=w.operation(), generation=1, kind="diff", source_kind="source_only",
+        match, e.UploadPlanned, operation=w.operation(), kind="diff", source_kind="source_only",
         logical=rows(logical),
     )  # fmt: skip
 
@@ -263,7 +263,7 @@ def test_e3_a_diff_plan_never_uploads_what_is_held_and_e6_a_full_plan_may() -> N
     w = World()
     w.resident()
     w.select()
-    fields = {"operation": w.operation(), "generation": 2, "source_kind": "source_only", "logical": rows(BOTH)}
+    fields = {"operation": w.operation(), "source_kind": "source_only", "logical": rows(BOTH)}
     w.refuse("layer 0: a block that is already resident", e.UploadPlanned, **fields, kind="diff")
     w.emit(e.UploadPlanned, **fields, kind="full")
     w.emit(e.BlocksLeased, **w.lease(TO, [3, 4], row=1))

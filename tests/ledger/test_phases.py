@@ -24,7 +24,8 @@ PREEMPTED -RequestFinished-> FINISHING
 """
 UPLOAD = """
 IDLE -BlocksSelected-> SELECTED -KeepMapPublished-> PUBLISHED -UploadAcknowledged-> IDLE
-SELECTED -UploadPlanned-> PLANNED -BlocksLeased-> LEASED -TransferStarted-> MOVING -RankTransferred-> MOVING
+SELECTED -UploadPlanned-> PLANNED -UploadStaged-> STAGED -BlocksLeased-> LEASED -TransferStarted-> MOVING
+MOVING -RankTransferred-> MOVING
 MOVING -TransferCompleted-> MOVED -ResidencyCommitted-> COMMITTED -UploadAcknowledged-> IDLE
 MOVING -UploadAborted-> IDLE
 MOVED -UploadAborted-> IDLE

@@ -289,12 +289,15 @@ class Walk(Chance):
         return [
             self.select(request),
             (e.UploadPlanned, {
-                "operation": op, "generation": request.next_generation, "kind": "full" if full else "diff",
+                "operation": op, "kind": "full" if full else "diff",
                 "source_kind": "copy" if copies else "source_only", "logical": Rows.of(logical),
+            }),
+            (e.UploadStaged, {
+                "operation": op, "generation": request.next_generation, "row": self.free_row(request),
             }),
             (e.BlocksLeased, {
                 "operation": op, "source": Rows.of(read), "destination": to, "adopted": adopted,
-                "row": self.free_row(request), "reserved": reserved, "copies": int32_bytes(copies),
+                "reserved": reserved, "copies": int32_bytes(copies),
             }),
             (e.TransferStarted, {"operation": op, "ranks": self.state.pool.ranks}),
         ]  # fmt: skip

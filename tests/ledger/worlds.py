@@ -150,26 +150,35 @@ class World:
         })  # fmt: skip
 
     def plan(self, logical: Ids, key: RequestKey = A, **fields: Any) -> Operation:
-        """Selected and planned; the lease is the caller's."""
+        """Selected and planned; staging and the lease are the caller's."""
         self.select(key)
         operation = self.operation(key)
         self.emit(e.UploadPlanned, key, **{
-            "operation": operation, "generation": self.of(key).next_generation, "kind": "diff",
+            "operation": operation, "kind": "diff",
             "source_kind": "source_only", "logical": rows(logical), **fields,
         })  # fmt: skip
         return operation
 
+    def stage(self, row: int = 0, key: RequestKey = A) -> None:
+        found = self.of(key).upload.open
+        assert found is not None
+        self.emit(
+            e.UploadStaged, key, operation=found.operation, generation=self.of(key).next_generation, row=row
+        )  # fmt: skip
+
     def lease(
         self, to: Ids, reserved: Sequence[int] = (), row: int = 0, key: RequestKey = A, **fields: Any
     ) -> dict[str, Any]:
-        """Fields of the lease of the planned upload: valid sources, destinations `to`."""
+        """Fields of the lease of the planned upload: valid sources, destinations `to`. Staged where it is not."""
+        if self.of(key).upload.phase == "PLANNED":
+            self.stage(row, key)
         request = self.of(key)
         found = request.upload.open
         assert found is not None
         source = {layer: [request.source_of(b) for b in ids.tolist()] for layer, ids in found.logical.items()}
         return {
             "operation": found.operation, "source": rows(source), "destination": rows(to), "adopted": rows(self.none),
-            "row": row, "reserved": self.by_group(reserved), **fields,
+            "reserved": self.by_group(reserved), **fields,
         }  # fmt: skip
 
     def upload(

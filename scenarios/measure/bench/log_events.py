@@ -78,11 +78,11 @@ class Rounds:
                 effective_budget_blocks=self._keep,
             ),
             self._event(
-                e.UploadPlanned, key, operation=upload, generation=generation, kind="diff", source_kind="source_only",
-                logical=rows(wanted),
+                e.UploadPlanned, key, operation=upload, kind="diff", source_kind="source_only", logical=rows(wanted),
             ),
+            self._event(e.UploadStaged, key, operation=upload, generation=generation, row=row),
             self._event(
-                e.BlocksLeased, key, operation=upload, adopted=rows([]), row=row, reserved=(int32_bytes(places),),
+                e.BlocksLeased, key, operation=upload, adopted=rows([]), reserved=(int32_bytes(places),),
                 source=rows([number * self._blocks + block for block in wanted]), destination=rows(places),
             ),
             self._event(e.TransferStarted, key, operation=upload, ranks=RANKS),

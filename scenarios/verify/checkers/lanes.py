@@ -13,7 +13,6 @@ def planned_upload(account: Account, life: Life, event: e.UploadPlanned) -> None
     life.attempts[number] = Attempt(
         event.operation,
         "upload",
-        generation=event.generation,
         replaces=life.current,
         full=event.kind == "full",
         planned=lists(event.logical),
@@ -24,11 +23,16 @@ def published_keep_map(account: Account, life: Life, event: e.KeepMapPublished) 
     life.attempts[event.operation.operation_id] = Attempt(event.operation, "upload", replaces=life.current)
 
 
+def staged(account: Account, life: Life, event: e.UploadStaged) -> None:
+    attempt = account.attempt(life, event, "UploadStaged")
+    account.take_row(life.key, event.row)
+    attempt.generation, attempt.row = event.generation, event.row
+
+
 def leased(account: Account, life: Life, event: e.BlocksLeased) -> None:
     attempt = account.attempt(life, event, "BlocksLeased")
     destination, sources, copies = lists(event.destination), lists(event.source), flat(event.copies)
     check_areas(account, life.key, destination, event.reserved)
-    account.take_row(life.key, event.row)
     full, total = (account.run.cpu_full_blocks, account.run.cpu_total_blocks) if account.run else (0, 0)
     account.take_cpu(life.key, copies, full, total)
     for layer, ids in sources.items():
@@ -43,10 +47,10 @@ def leased(account: Account, life: Life, event: e.BlocksLeased) -> None:
     attempt.table = Table(
         joined(base.logical if base else {}, lists(event.adopted), attempt.planned),
         joined(base.physical if base else {}, adopted, destination),
-        event.row,
+        attempt.row,
     )
     number = event.operation.operation_id
-    account.relation.put(Holder(life.key, "dst", number), [*areas_of(destination), TableRow(life.key, event.row)])
+    account.relation.put(Holder(life.key, "dst", number), [*areas_of(destination), TableRow(life.key, attempt.row)])
     cpu = {*copies, *(block for ids in sources.values() for block in ids)}
     account.relation.put(Holder(life.key, "src", number), [*areas_of(adopted), *map(CpuBlock, sorted(cpu))])
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 
 from kvsweep.ledger.events import LaneName
-from kvsweep.ledger.ids import Operation, RequestKey, Rows
+from kvsweep.ledger.ids import HOLE, Operation, RequestKey, Rows
 
 Ids = dict[int, list[int]]
 """layer -> ids."""
@@ -50,6 +50,7 @@ class Attempt:
     operation: Operation
     lane: LaneName
     generation: int = 0
+    row: int = HOLE
     ranks: dict[int, int] = field(default_factory=dict)  # process epoch by rank; empty where nothing was sent
     words: dict[int, str] = field(default_factory=dict)  # terminal word by rank
     settling: bool = False

@@ -89,6 +89,7 @@ class Ownership(Account):
 _OF_A_LIFE: Final[dict[type[Event], Callable[[Account, Life, Any], None]]] = {
     e.UploadPlanned: lanes.planned_upload,
     e.KeepMapPublished: lanes.published_keep_map,
+    e.UploadStaged: lanes.staged,
     e.BlocksLeased: lanes.leased,
     e.RetainPlanned: lanes.planned_retain,
     e.StoreStarted: lanes.started_store,

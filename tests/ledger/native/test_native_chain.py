@@ -107,15 +107,6 @@ def test_a_batch_of_more_than_65535_events_and_one_that_fits_no_buffer() -> None
         )
 
 
-def test_an_appended_field_is_found_by_its_place(make_event: Any) -> None:
-    """Ids that end like the encoded default are not the default."""
-    event = make_event(e.UploadPlanned, np.random.default_rng(SEED))
-    for ids in (b"", bytes(4), b"\0\0\xc4\0", b"\xc4\0\xc4\0"):
-        same([replace(event, valid_tokens=ids)])
-    old = b"\x9b" + encode(replace(event, valid_tokens=b""))[1:-2]  # as it was written before there was the field
-    assert chain_of(bytes(32), b"\x91" + old) == reference([replace(event, valid_tokens=b"")], bytes(32))
-
-
 def test_a_whole_run(written: Any) -> None:
     same(written.events)
     digest = Digest()
@@ -135,15 +126,6 @@ def test_part_of_a_group(make_event: Any) -> None:
     for start, stop in ((-1, 2), (3, 2), (0, 21)):
         with pytest.raises(ValueError, match="bodies: expected"):
             NATIVE.chain_of_bodies(bytes(32), bodies, start, stop)
-
-
-def test_rules_1_have_one_hash_over_all(written: Any) -> None:
-    each, batch, bodies = Digest(rules=1), Digest(rules=1), Digest(rules=1)
-    for event in written.events:
-        each.update(event)
-    batch.update_all(written.events)
-    bodies.update_bodies(bodies_of(written.events))
-    assert each.value(written.state) == batch.value(written.state) == bodies.value(written.state)
 
 
 def test_an_older_body_is_decoded_first() -> None:

@@ -114,11 +114,7 @@ def test_an_event_that_could_not_be_read_back_is_not_written() -> None:
     with pytest.raises(LogError, match=r"^batch\[1\]: RequestOpened.rows: Expected `int`, got `str`$"):
         encode_batch([good, replace(good, rows=wrong)])
     with pytest.raises(LogError, match=r"UploadPlanned\.source_kind"):
-        encode(
-            e.UploadPlanned(
-                request=KEY, seq=0, operation=OP, generation=1, kind="diff", source_kind=wrong, logical=Rows.of({})
-            )
-        )
+        encode(e.UploadPlanned(request=KEY, seq=0, operation=OP, kind="diff", source_kind=wrong, logical=Rows.of({})))
     with pytest.raises(LogError, match="RequestResumed cannot be encoded"):
         encode(e.RequestResumed(request=RequestKey("\ud800", 1), seq=0))
     with pytest.raises(LogError, match=f"expected one of the {len(EVENT_TYPES)} event types, got Event"):

@@ -26,7 +26,7 @@ MakeRig = Callable[..., CoreRig]
 
 FIRST: Ids = {0: [0, 2, 5], 1: [1, 2, 7]}
 SECOND: Ids = {0: [0, 2, 6], 1: [1, 2, 3]}
-START = ["BlocksSelected", "UploadPlanned", "BlocksLeased", "TransferStarted"]
+START = ["BlocksSelected", "UploadPlanned", "UploadStaged", "BlocksLeased", "TransferStarted"]
 
 
 def metrics(rig: CoreRig) -> Metrics:

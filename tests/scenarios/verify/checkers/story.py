@@ -83,11 +83,11 @@ class Story:
             e.UploadPlanned,
             key,
             operation=op,
-            generation=generation,
             kind=kind,
             source_kind="copy" if copies else "source_only",
             logical=Rows.of(wanted),
         )
+        self.add(e.UploadStaged, key, operation=op, generation=generation, row=row)
         read = {layer: [4 + logical for logical in row] for layer, row in wanted.items()}
         self.add(
             e.BlocksLeased,
@@ -96,7 +96,6 @@ class Story:
             source=Rows.of(source or read),
             destination=Rows.of(to),
             adopted=Rows.of(adopted or {0: [], 1: []}),
-            row=row,
             reserved=(ids(*new),),
             copies=ids(*copies),
         )
