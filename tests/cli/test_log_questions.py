@@ -62,7 +62,7 @@ def test_events_are_found_by_operation_rank_and_block(path: Path, written: Write
         for event in written.events
         if getattr(getattr(event, "operation", None), "operation_id", None) == 1
     ]
-    seen = answer("events", path, "--rank", 1, "--until", 17)["events"]
+    seen = answer("events", path, "--rank", 1, "--until", 18)["events"]
     assert [one["event"]["type"] for one in seen] == ["TransferStarted", "RankTransferred", "ReadersDrained"]
     named = answer("events", path, "--block", "0:5")["events"]
     assert [one["event"]["type"] for one in named] == ["TailOpened", "FenceOpened"]

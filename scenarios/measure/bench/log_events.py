@@ -19,7 +19,7 @@ from kvsweep.ledger.store.digest import Digest
 
 RANKS = ((0, 101), (1, 102))
 PRODUCER = 7
-EVENTS_A_ROUND = 18
+EVENTS_A_ROUND = 19
 OPENING = 2  # events that open a request
 SIDE_BY_SIDE = 64
 

@@ -103,7 +103,7 @@ def test_each_fault_is_named(fault: Callable[[Abstract], None], detail: str) -> 
     fault(memory)
     contents.look()
     assert contents.found[0].detail == detail
-    assert contents.found[0].position == 12
+    assert contents.found[0].position == 13
 
 
 def test_a_step_that_was_handed_an_older_generation_is_read_too() -> None:

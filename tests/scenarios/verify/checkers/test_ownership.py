@@ -52,25 +52,25 @@ FAULTS: dict[str, tuple[Callable[[], Story], str]] = {
     "a block of another request": (
         lambda: uploaded().opened(B, sources={0: [8]}).leased(2, {0: [0], 1: []}, {0: [1], 1: []}, key=B, new=(1,),
                                                               source={0: [8], 1: []}),
-        "17: block 1 of group 0 is handed out to b while held by view 1 of a",
+        "19: block 1 of group 0 is handed out to b while held by view 1 of a",
     ),
     "an area that is still read": (
         lambda: uploaded().leased(2, {0: [2], 1: []}, {0: [0], 1: []}, row=1, generation=2, revision=1),
-        "15: area (layer 0, block 0) is handed out to a while held by view 1 of a",
+        "17: area (layer 0, block 0) is handed out to a while held by view 1 of a",
     ),
     "an area twice in one plan": (
         lambda: Story().opened().leased(1, BOTH, {0: [0, 0], 1: [0, 1]}, new=(0, 1)),
-        "6: area (layer 0, block 0) is handed out twice in one plan",
+        "7: area (layer 0, block 0) is handed out twice in one plan",
     ),
     "an area of a quarantined attempt": (
         lambda: Story().opened().leased(1, BOTH, BOTH, new=(0, 1))
         .add(e.UploadAborted, operation=operation(1), reason="r").settled(1, 0)
         .leased(2, BOTH, BOTH, row=1, generation=2),
-        "12: area (layer 0, block 0) is handed out to a while held by dst 1 of a",
+        "14: area (layer 0, block 0) is handed out to a while held by dst 1 of a",
     ),
     "a row that is still read": (
         lambda: uploaded().leased(2, {0: [2], 1: []}, {0: [2], 1: []}, new=(2,), generation=2, revision=1),
-        "15: table row 0 of a is handed out while held by view 1 of a",
+        "16: table row 0 of a is handed out while held by view 1 of a",
     ),
     "a new block while there is room": (
         lambda: uploaded().planned_retain(2, {0: [0], 1: [0]}, moved=NONE_MOVED).applied(2).retired(1, (1,))
@@ -79,37 +79,37 @@ FAULTS: dict[str, tuple[Callable[[], Story], str]] = {
         .moved(3, revision=2).committed(3, generation=3, revision=2).acknowledged(3, revision=2)
         .retired(2, (), "upload")
         .leased(4, {0: [], 1: [3]}, {0: [], 1: [3]}, row=1, new=(3,), generation=4, revision=3),
-        "33: group 0: new blocks are reserved while every layer has vacant areas",
+        "36: group 0: new blocks are reserved while every layer has vacant areas",
     ),
     "a block freed that is read": (
         lambda: uploaded().planned_retain(2, {0: [0], 1: [0, 1]}).applied(2).retired(1, (1,)),
-        "19: BlocksRetired: block 1 of group 0 is freed while held by view 2 of a",
+        "20: BlocksRetired: block 1 of group 0 is freed while held by view 2 of a",
     ),
     "a block freed twice in one list": (
         lambda: uploaded().planned_retain(2, {0: [0], 1: [0]}).applied(2).retired(1, (1, 1)),
-        "19: BlocksRetired: block 1 of group 0 is freed twice in one list",
+        "20: BlocksRetired: block 1 of group 0 is freed twice in one list",
     ),
     "a block that nobody calls free": (
         lambda: uploaded().planned_retain(2, {0: [0], 1: [0]}).applied(2).retired(1, ()),
-        "19: BlocksRetired: block 1 of group 0 lost the last holder and is not called free",
+        "20: BlocksRetired: block 1 of group 0 lost the last holder and is not called free",
     ),
     "a generation retired twice": (
         lambda: uploaded().planned_retain(2, {0: [0], 1: [0]}).applied(2).retired(1, (1,)).retired(1, (1,)),
-        "20: view 1 of a is let go of twice, or held nothing",
+        "21: view 1 of a is let go of twice, or held nothing",
     ),
     "the current generation retired": (
         lambda: uploaded().retired(1, (0, 1), "upload"),
-        "13: generation 1 of a is retired while it is current",
+        "14: generation 1 of a is retired while it is current",
     ),
     "a source of somebody else": (
         lambda: Story().opened().leased(1, BOTH, BOTH, new=(0, 1), source={0: [4, 9], 1: [4, 5]}),
-        "6: layer 0: sources [4, 9] are not the request's own CPU blocks [4, 5] of [0, 1]",
+        "7: layer 0: sources [4, 9] are not the request's own CPU blocks [4, 5] of [0, 1]",
     ),
     "a copy destination that is read": (
         lambda: Story().opened().opened(B, sources={0: [8]}).leased(1, BOTH, BOTH, new=(0, 1), copies=(12, 13),
                                                                     source={0: [12, 13], 1: [12, 13]})
         .leased(2, {0: [0], 1: []}, {0: [2], 1: []}, key=B, new=(2,), copies=(13,), source={0: [13], 1: []}),
-        "12: CPU block 13 is handed out to b while held by src 1 of a",
+        "14: CPU block 13 is handed out to b while held by src 1 of a",
     ),
     "a CPU block registered for two": (
         lambda: Story().opened().opened(B, sources={0: [7]}),
@@ -118,7 +118,7 @@ FAULTS: dict[str, tuple[Callable[[], Story], str]] = {
     "a commit after another one": (
         lambda: uploaded().leased(2, NONE, NONE, row=1, generation=2, revision=1).add(e.RequestPreempted)
         .committed(2, generation=2, revision=1),
-        "19: generation 2 builds on 1, current is 0",
+        "21: generation 2 builds on 1, current is 0",
     ),
     "a tail block that leaves unstored": (
         lambda: Story().opened().add(e.TailOpened, logical=4, physical_by_group=ids(0))
@@ -127,11 +127,11 @@ FAULTS: dict[str, tuple[Callable[[], Story], str]] = {
     ),
     "a tail block over a view": (
         lambda: uploaded().add(e.TailOpened, logical=4, physical_by_group=ids(1)),
-        "13: block 1 of group 0 is handed out to a while held by view 1 of a",
+        "14: block 1 of group 0 is handed out to a while held by view 1 of a",
     ),
     "a closed life that holds": (
         lambda: uploaded().add(e.RequestFinished).add(e.RequestClosed),
-        "14: a is closed and view 1 of a holds resources",
+        "15: a is closed and view 1 of a holds resources",
     ),
     "a shared block that was not stored": (
         lambda: Story().opened().add(e.TailOpened, logical=4, physical_by_group=ids(0))
@@ -141,7 +141,7 @@ FAULTS: dict[str, tuple[Callable[[], Story], str]] = {
     "a settled rank that settles again": (
         lambda: Story().opened().leased(1, BOTH, BOTH, new=(0, 1))
         .add(e.UploadAborted, operation=operation(1), reason="r").settled(1, 0).settled(1, 0),
-        f"10: rank 0 settles {operation(1)}, which does not wait for it",
+        f"11: rank 0 settles {operation(1)}, which does not wait for it",
     ),
 }  # fmt: skip
 NONE_MOVED = (NONE, NONE)
@@ -182,7 +182,7 @@ def test_a_shared_block_freed_by_one_reader_is_a_break() -> None:
 
 def test_nothing_is_placed_into_a_shared_block() -> None:
     story = shared().leased(2, {0: [1], 1: []}, {0: [0], 1: []}, source={0: [8], 1: []})
-    assert "14: area (layer 0, block 0) is handed out and its block is shared" in judged(story)
+    assert "15: area (layer 0, block 0) is handed out and its block is shared" in judged(story)
 
 
 def test_g2_a_step_holds_what_it_was_handed_until_it_ends() -> None:
@@ -191,7 +191,7 @@ def test_g2_a_step_holds_what_it_was_handed_until_it_ends() -> None:
     for event in uploaded().events:
         oracle.see(event)
     oracle.began(1, {A: HandedOut(generation=1, row=0, tail=())})
-    for event in uploaded().planned_retain(2, {0: [0], 1: [0]}).applied(2).retired(1, (1,)).events[12:]:
+    for event in uploaded().planned_retain(2, {0: [0], 1: [0]}).applied(2).retired(1, (1,)).events[13:]:
         oracle.see(event)
     assert [one.detail for one in oracle.found] == [
         "generation 1 is retired while step 1 reads it",
