@@ -36,15 +36,13 @@ from kvsweep.ledger.messages import (
     Turn,
 )
 from kvsweep.ledger.state import OpenOperation, Residency
-from kvsweep.runtime.awaited import Awaited, not_started, operation_of
-from kvsweep.runtime.bell import LogBell
 from kvsweep.runtime.core.core import Message
 from kvsweep.runtime.core.steps import HandedOut
 from kvsweep.runtime.driver import Driver
-from kvsweep.runtime.outgoing import Outgoing
-from kvsweep.runtime.results import RetainResult as RetainResult
-from kvsweep.runtime.results import UploadResult as UploadResult
-from kvsweep.runtime.waiters import ANYTHING, IDLE, ROOM, Waiters
+from kvsweep.runtime.outbox import Outgoing
+from kvsweep.runtime.waiting import ANYTHING, IDLE, ROOM, Awaited, LogBell, Waiters, not_started, operation_of
+from kvsweep.runtime.waiting import RetainResult as RetainResult
+from kvsweep.runtime.waiting import UploadResult as UploadResult
 from kvsweep.transports.links import RankLink
 from kvsweep.transports.producer import Producer
 from kvsweep.transports.wire import BadFrame, decode_from_rank

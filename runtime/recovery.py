@@ -15,7 +15,7 @@ from kvsweep.ledger.phases import PASSED_THROUGH
 from kvsweep.ledger.state import PoolState, State
 from kvsweep.ledger.store.digest import Digest
 from kvsweep.ledger.store.log import LogStore
-from kvsweep.runtime.world import World
+from kvsweep.runtime.run_config import World
 from kvsweep.transports.pools import Pools
 
 NONE: Int32 = np.empty(0, dtype=np.int32)

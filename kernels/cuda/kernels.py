@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from kvsweep.kernels.checks import check_ids, check_integer, check_row_ptr, check_unique
 from kvsweep.kernels.csr import Csr, Int32
-from kvsweep.kernels.cuda.driver import DeviceArray, Driver
+from kvsweep.kernels.cuda.api import DeviceArray, Driver
 from kvsweep.kernels.cuda.launch import THREADS, Launcher, check_packing
 from kvsweep.kernels.cuda.rows import (
     Descriptor,

@@ -3,7 +3,7 @@
 import numpy as np
 
 from kvsweep.kernels.checks import check_integer
-from kvsweep.kernels.cuda.driver import Driver, Stream
+from kvsweep.kernels.cuda.api import Driver, Stream
 from kvsweep.kernels.cuda.rows import ALIGNMENT, Descriptor, RowBatch
 from kvsweep.kernels.cuda.source import arguments_of
 from kvsweep.kernels.errors import KernelArgumentError

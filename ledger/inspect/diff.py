@@ -11,10 +11,9 @@ from msgspec.structs import replace
 from kvsweep.ledger import events as e
 from kvsweep.ledger.events import Event
 from kvsweep.ledger.ids import POOL, RequestKey
-from kvsweep.ledger.inspect.as_data import Plain, named, plain_event
-from kvsweep.ledger.inspect.earlier import Fact, fact_of
+from kvsweep.ledger.inspect.as_data import POOL_FACTS, Plain, facts, named, plain_event
+from kvsweep.ledger.inspect.causes import Fact, fact_of
 from kvsweep.ledger.inspect.lives import lives_at, open_lives, with_sharers
-from kvsweep.ledger.inspect.summary import POOL_FACTS, facts
 from kvsweep.ledger.state import State
 from kvsweep.ledger.store.digest import unmeasured
 from kvsweep.ledger.store.log import LogStore, Position, Record

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 from kvsweep.ledger.errors import LayoutError, SettingsError
 from kvsweep.ledger.folding import fold_between
 from kvsweep.ledger.ids import POOL, RequestKey
+from kvsweep.ledger.inspect.as_data import Figures, figures
 from kvsweep.ledger.inspect.diff import Parting, diff
 from kvsweep.ledger.inspect.explain import Explanation, explain
-from kvsweep.ledger.inspect.frame import Frame, follow
-from kvsweep.ledger.inspect.lives import begin, bound, lives_at
+from kvsweep.ledger.inspect.lives import Frame, begin, bound, follow, lives_at
 from kvsweep.ledger.inspect.stats import Stats, stats
-from kvsweep.ledger.inspect.summary import Figures, figures
 from kvsweep.ledger.inspect.verify import Verification, Verified
 from kvsweep.ledger.inspect.why_block import EVENTS_FOLDED, LIVES_FOLDED, BlockLife, expect_in_pool, run_of, why_block
 from kvsweep.ledger.state import State

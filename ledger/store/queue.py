@@ -29,8 +29,8 @@ from kvsweep.ledger.store.log import (
     Stream,
     expect_position,
 )
-from kvsweep.ledger.store.pace import Pace
 from kvsweep.ledger.store.query import Where
+from kvsweep.ledger.store.rotation import Pace
 from kvsweep.ledger.store.sequences import Fence
 from kvsweep.ledger.store.watch import Watcher, Watchers
 

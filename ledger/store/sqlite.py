@@ -33,7 +33,6 @@ from kvsweep.ledger.store.log import (
     expect_after,
     expect_position,
 )
-from kvsweep.ledger.store.pace import Pace
 from kvsweep.ledger.store.query import Where
 from kvsweep.ledger.store.read import (
     damage_of,
@@ -47,7 +46,7 @@ from kvsweep.ledger.store.read import (
     streams_in,
     tally_in,
 )
-from kvsweep.ledger.store.retention import retire
+from kvsweep.ledger.store.rotation import Pace, retire
 from kvsweep.ledger.store.segment import GroupSegment, insert_snapshot
 from kvsweep.ledger.store.sequences import STREAMS, Fence
 from kvsweep.ledger.store.wal import has_unread_commit, has_writer

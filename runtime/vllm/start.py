@@ -7,11 +7,11 @@ from kvsweep.ledger.errors import LogError
 from kvsweep.ledger.layout import LayerLayout, Layout
 from kvsweep.ledger.messages import Acknowledge, Acknowledged, Finish, PublishKeepMap, Release
 from kvsweep.runtime.driver import Driver
+from kvsweep.runtime.run_config import World
 from kvsweep.runtime.settings import Settings
 from kvsweep.runtime.vllm.half import SchedulerHalf
 from kvsweep.runtime.vllm.pools import EngineBlock, EngineBlockPool, EnginePools
 from kvsweep.runtime.vllm.settings import ConnectorSettings
-from kvsweep.runtime.world import World
 from kvsweep.transports.handshake import Capabilities, capabilities
 from kvsweep.transports.vllm.messages import WorkerHandshake
 

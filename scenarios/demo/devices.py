@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
-from kvsweep.kernels.cuda.driver import Driver
+from kvsweep.kernels.cuda.api import Driver
 from kvsweep.kernels.cuda.nvidia import NvidiaDriver, why_no_device
 from kvsweep.kernels.cuda.source import module_source
 from kvsweep.ledger.errors import SettingsError

@@ -1,7 +1,8 @@
-"""The demo: requests on a real model, compacted round after round, compared with plain decoding token by token."""
+"""Acknowledged positions, a line each, on a file descriptor: what a harness compares with the ledger after a kill."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 
@@ -9,14 +10,14 @@ import anyio
 import torch
 
 from kvsweep.kernels.table import describe
-from kvsweep.ledger.errors import LogError
+from kvsweep.ledger.errors import LogError, SettingsError
+from kvsweep.ledger.store.log import Position
 from kvsweep.runtime.clock import MachineClock, TurnClock
 from kvsweep.runtime.driver import Driver
 from kvsweep.runtime.recovery import newer
+from kvsweep.runtime.run_config import World
 from kvsweep.runtime.settings import Settings
 from kvsweep.runtime.stores import open_store
-from kvsweep.runtime.world import World
-from kvsweep.scenarios.demo.ack import AckPipe
 from kvsweep.scenarios.demo.attention import ContiguousKv
 from kvsweep.scenarios.demo.bundle import Bundle, load_smollm2, load_synthetic
 from kvsweep.scenarios.demo.devices import MakeDevice, choose_device
@@ -38,6 +39,36 @@ from kvsweep.scenarios.demo.stack import Stack, kernels_of, layout_of, world_of
 from kvsweep.scenarios.demo.text import load_text
 from kvsweep.scenarios.demo.weather import Storm, links
 from kvsweep.scenarios.evidence import evidence
+
+
+class AckPipe:
+    """Watcher of a log. Called by the one thread that stores; a descriptor that nobody reads holds that thread up."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Raises SettingsError for a descriptor that is not open."""
+        try:
+            os.fstat(descriptor)
+        except (OSError, OverflowError) as error:
+            raise SettingsError("ack-fd", "an open file descriptor", str(descriptor)) from error
+        self._descriptor = descriptor
+        self._last: Position = 0
+        self.broken: str | None = None  # why positions could not be written any more
+
+    def __call__(self, durable: Position) -> None:
+        lines = "".join(f"{position}\n" for position in range(self._last + 1, durable + 1)).encode()
+        self._last = durable
+        if self.broken is None:
+            try:
+                while lines:
+                    lines = lines[os.write(self._descriptor, lines) :]
+            except OSError as error:
+                self.broken = str(error)
+
+    def check(self) -> None:
+        """Raise SettingsError where positions are missing on the descriptor."""
+        if self.broken is not None:
+            raise SettingsError("ack-fd", "a file descriptor that takes every acknowledged position", self.broken)
+
 
 CHECKS = (
     "tokens equal plain decoding (fp32)",

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from kvsweep.kernels import Packing
-from kvsweep.kernels.cuda.driver import Driver, Event, PinnedMemory, Stream
+from kvsweep.kernels.cuda.api import Driver, Event, PinnedMemory, Stream
 from kvsweep.kernels.cuda.launch import Launcher
 from kvsweep.kernels.cuda.rows import (
     Pool,

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsweep.kernels import Packing
-from kvsweep.kernels.cuda.driver import DeviceArray, DeviceMemory, Driver
+from kvsweep.kernels.cuda.api import DeviceArray, DeviceMemory, Driver
 from kvsweep.kernels.cuda.launch import Launcher
 from kvsweep.kernels.cuda.rows import ALIGNMENT, Pool, descriptor_bytes, poison_rows, write_descriptor
 from kvsweep.ledger.errors import LayoutError

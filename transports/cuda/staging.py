@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kvsweep.kernels.cuda.driver import DeviceMemory, Driver, Event, PinnedMemory, Stream
+from kvsweep.kernels.cuda.api import DeviceMemory, Driver, Event, PinnedMemory, Stream
 from kvsweep.kernels.cuda.errors import CudaError
 from kvsweep.ledger.errors import LayoutError
 from kvsweep.transports.device import DeviceLost

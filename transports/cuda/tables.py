@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvsweep.kernels.cuda.driver import DeviceMemory, Driver, Stream
+from kvsweep.kernels.cuda.api import DeviceMemory, Driver, Stream
 from kvsweep.kernels.cuda.launch import Launcher
 from kvsweep.ledger.errors import LayoutError
 from kvsweep.ledger.ids import Int32, Physical, RequestKey, Rows

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvsweep.kernels.cuda.driver import DeviceMemory, Driver
+from kvsweep.kernels.cuda.api import DeviceMemory, Driver
 from kvsweep.kernels.cuda.kernels import CudaKernels
 from kvsweep.kernels.cuda.simulated import SimulatedDriver
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from kvsweep.kernels.cuda.driver import Driver
+from kvsweep.kernels.cuda.api import Driver
 from kvsweep.scenarios.demo.bundle import Bundle
 from kvsweep.scenarios.demo.devices import MakeDevice, cuda_devices, describe_driver, host_device
 from kvsweep.scenarios.demo.model import LayerShape, ModelConfig

@@ -13,10 +13,9 @@ from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.messages import Abort, Command, Finish, OpenRequest, Preempt, ProcessStarted, Resume, Turn
 from kvsweep.ledger.phases import ABORTABLE
 from kvsweep.ledger.state import RequestState
-from kvsweep.scenarios.verify.explore.asks import first_registration, message_of, registration_again
 from kvsweep.scenarios.verify.explore.beside import Beside
-from kvsweep.scenarios.verify.explore.coordinator import Coordinator
-from kvsweep.scenarios.verify.explore.oracles import Oracles
+from kvsweep.scenarios.verify.explore.coordinator_state import Coordinator, Oracles
+from kvsweep.scenarios.verify.explore.messages import first_registration, message_of, registration_again
 from kvsweep.scenarios.verify.explore.rank import Poke
 from kvsweep.scenarios.verify.explore.world import Asker, World
 

@@ -7,8 +7,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from kvsweep.ledger.messages import Done, RankWork
-from kvsweep.scenarios.verify.explore.contents import NOTHING
-from kvsweep.scenarios.verify.explore.device import LabelDevice
+from kvsweep.scenarios.verify.explore.device import NOTHING, LabelDevice
 from kvsweep.scenarios.verify.explore.digest import unordered
 from kvsweep.scenarios.verify.explore.world import FIRST_EPOCHS, World
 from kvsweep.transports.rank import RankWorker

@@ -8,7 +8,7 @@ from kvsweep.ledger.events import Event
 from kvsweep.ledger.ids import Physical, RequestKey, Rows, int32_view
 from kvsweep.ledger.messages import Cancel, RankWork, Turn
 from kvsweep.ledger.state import OpenOperation, RequestState, State
-from kvsweep.scenarios.verify.explore.coordinator import Coordinator
+from kvsweep.scenarios.verify.explore.coordinator_state import Coordinator
 from kvsweep.scenarios.verify.explore.rank import Rank
 
 LANES: Final = ("upload", "retain", "store")

@@ -18,11 +18,11 @@ from kvsweep.ledger.ids import int32_view
 from kvsweep.ledger.messages import Acknowledged, Effect, ProcessLost, ProcessStarted, RankWork
 from kvsweep.scenarios.verify.explore import situations
 from kvsweep.scenarios.verify.explore.beside import Beside
-from kvsweep.scenarios.verify.explore.coordinator import SENT, Coordinator
+from kvsweep.scenarios.verify.explore.byte_laws import Expected, broken, expected
+from kvsweep.scenarios.verify.explore.coordinator_state import SENT, Coordinator
 from kvsweep.scenarios.verify.explore.digest import Parts
-from kvsweep.scenarios.verify.explore.expectations import Expected, broken, expected
-from kvsweep.scenarios.verify.explore.forged import forged_words
 from kvsweep.scenarios.verify.explore.loop import Done, Spent, first_coordinator, moves, undrained
+from kvsweep.scenarios.verify.explore.messages import forged_words
 from kvsweep.scenarios.verify.explore.rank import Poke, Rank
 from kvsweep.scenarios.verify.explore.world import World
 

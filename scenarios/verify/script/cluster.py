@@ -19,18 +19,16 @@ from kvsweep.ledger.messages import ProcessLost, RegisterSources, Turn
 from kvsweep.ledger.state import RequestState
 from kvsweep.ledger.store.memory import MemoryLog
 from kvsweep.runtime.metrics import Metrics
-from kvsweep.runtime.world import World as DriverWorld
+from kvsweep.runtime.run_config import World as DriverWorld
 from kvsweep.scenarios.demo.stack import Node, Stack, new_store
-from kvsweep.scenarios.verify.checkers.checks import Checks
+from kvsweep.scenarios.verify.checkers.checked_driver import CheckedDriver, Checks
 from kvsweep.scenarios.verify.checkers.content import HostMemory
-from kvsweep.scenarios.verify.checkers.driver import CheckedDriver
 from kvsweep.scenarios.verify.script.content import MadeUpKv, SyntheticKv, rank_part, tag_of
 from kvsweep.scenarios.verify.script.format import Script
-from kvsweep.scenarios.verify.script.front import Front
 from kvsweep.scenarios.verify.script.mischief import Mischief
-from kvsweep.scenarios.verify.script.mortal import MortalLog
+from kvsweep.scenarios.verify.script.producer import Front
 from kvsweep.scenarios.verify.script.timeline import Timeline
-from kvsweep.scenarios.verify.script.wires import Deliver, ScriptLink, Wire
+from kvsweep.scenarios.verify.script.wires import Deliver, MortalLog, ScriptLink, Wire
 from kvsweep.transports.host import HostDevice
 from kvsweep.transports.links import Delivery
 from kvsweep.transports.producer import HostProducer

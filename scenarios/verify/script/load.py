@@ -17,9 +17,8 @@ from kvsweep.ledger.ids import POOL_STREAM
 from kvsweep.scenarios.verify.script import faults as f
 from kvsweep.scenarios.verify.script import steps as s
 from kvsweep.scenarios.verify.script.address import COMMANDS, EVENTS, RANK_MESSAGES, Message, Moment
+from kvsweep.scenarios.verify.script.expectations import FIGURES, LAW_NAMES, SITUATIONS, VERDICTS
 from kvsweep.scenarios.verify.script.format import Script
-from kvsweep.scenarios.verify.script.laws import FIGURES, LAW_NAMES, VERDICTS
-from kvsweep.scenarios.verify.script.situations import SITUATIONS
 
 MAX_BYTES: Final = 1 << 20
 """Of a file."""

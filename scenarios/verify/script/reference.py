@@ -12,10 +12,9 @@ import msgspec
 from msgspec import Struct
 
 from kvsweep.scenarios.verify.script.address import EVENTS, Message, Moment
+from kvsweep.scenarios.verify.script.expectations import LAWS, SITUATIONS
 from kvsweep.scenarios.verify.script.faults import Fault
 from kvsweep.scenarios.verify.script.format import Expect, Script
-from kvsweep.scenarios.verify.script.laws import LAWS
-from kvsweep.scenarios.verify.script.situations import SITUATIONS
 from kvsweep.scenarios.verify.script.steps import Step, _Lasting
 from kvsweep.scenarios.verify.script.world import Group, Links, World
 

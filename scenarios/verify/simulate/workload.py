@@ -11,8 +11,10 @@ from msgspec.structs import replace
 from kvsweep.ledger.events import LaneName
 from kvsweep.scenarios.verify.script import steps as s
 from kvsweep.scenarios.verify.script.world import World
-from kvsweep.scenarios.verify.simulate.worlds import LENGTHS, LONGEST
 
+LENGTHS = (0, 1, 2, 3, 4, 5, 6, 6, 6)
+"""Whole blocks that a request is opened with."""
+LONGEST = max(LENGTHS)
 OPEN_AT_ONCE = 4
 """Serving steps that are open at the same time, at most."""
 

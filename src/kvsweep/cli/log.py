@@ -33,7 +33,7 @@ from kvsweep.cli.log_view import (
 )
 from kvsweep.ledger.ids import POOL
 from kvsweep.ledger.inspect.as_data import named, plain_event
-from kvsweep.ledger.inspect.earlier import fact_of
+from kvsweep.ledger.inspect.causes import fact_of
 from kvsweep.ledger.inspect.replay import Ledger
 from kvsweep.ledger.store.log import Position, Record
 from kvsweep.ledger.store.query import Where

@@ -10,12 +10,10 @@ from rich.text import Text
 
 from kvsweep.cli.log_view import console, table, who
 from kvsweep.ledger.ids import RequestKey
-from kvsweep.ledger.inspect.as_data import named
-from kvsweep.ledger.inspect.block_watch import Hold, Owner, Write
+from kvsweep.ledger.inspect.as_data import Figures, named
 from kvsweep.ledger.inspect.diff import Apart, Parting, Side
-from kvsweep.ledger.inspect.summary import Figures
 from kvsweep.ledger.inspect.verify import Verified
-from kvsweep.ledger.inspect.why_block import BlockLife
+from kvsweep.ledger.inspect.why_block import BlockLife, Hold, Owner, Write
 from kvsweep.ledger.store.log import Position
 
 PARTS_SHOWN: Final = 8  # of one table of a run's evidence; more are counted

@@ -23,9 +23,9 @@ from kvsweep.cli.log_view import (
     url_of,
 )
 from kvsweep.ledger.errors import LayoutError
+from kvsweep.ledger.inspect.as_data import Figures, figures
 from kvsweep.ledger.inspect.explain import render
 from kvsweep.ledger.inspect.replay import Ledger
-from kvsweep.ledger.inspect.summary import Figures, figures
 from kvsweep.ledger.inspect.verify import Verified
 from kvsweep.ledger.inspect.why_block import LIVES_FOLDED
 

@@ -19,7 +19,7 @@ from kvsweep.ledger.errors import KvsweepError, SettingsError, UsageError
 
 if TYPE_CHECKING:
     from kvsweep.scenarios.verify.script.format import Script
-    from kvsweep.scenarios.verify.script.verdict import Verdict
+    from kvsweep.scenarios.verify.script.run import Verdict
 
 DATA_FAULT: Final = 1
 USAGE_FAULT: Final = 2

@@ -27,8 +27,8 @@ def simulate(
     as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
 ) -> None:
     """Random worlds, workloads and faults under virtual time: do all laws hold, and does everything drain?"""
+    from kvsweep.scenarios.verify.simulate.judge import WorkerFailed
     from kvsweep.scenarios.verify.simulate.sweep import sweep
-    from kvsweep.scenarios.verify.simulate.workers import WorkerFailed
 
     console = Console(stderr=True)
     if not as_json:

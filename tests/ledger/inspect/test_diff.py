@@ -12,9 +12,9 @@ from tests.ledger.walks import Walk
 from kvsweep.ledger import events as e
 from kvsweep.ledger.events import Event, Measured
 from kvsweep.ledger.ids import POOL, RequestKey
+from kvsweep.ledger.inspect.as_data import facts
 from kvsweep.ledger.inspect.diff import Apart, Parting, diff
 from kvsweep.ledger.inspect.replay import Ledger
-from kvsweep.ledger.inspect.summary import facts
 from kvsweep.ledger.store.memory import MemoryLog
 
 FIRST = RequestKey("a-b-c", 1)

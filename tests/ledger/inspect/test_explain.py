@@ -16,13 +16,20 @@ from kvsweep.ledger import phases
 from kvsweep.ledger.errors import LayoutError, LogCorrupt
 from kvsweep.ledger.events import Event
 from kvsweep.ledger.ids import POOL, RequestKey
-from kvsweep.ledger.inspect.as_data import named, plain_event
-from kvsweep.ledger.inspect.clauses import CLAUSES
-from kvsweep.ledger.inspect.earlier import OF_OPERATION
-from kvsweep.ledger.inspect.explain import Change, Explanation, Step, explain, explain_frame, render
-from kvsweep.ledger.inspect.reasons import NOT_PLANNED, Decision
+from kvsweep.ledger.inspect.as_data import figures, named, plain_event
+from kvsweep.ledger.inspect.causes import OF_OPERATION
+from kvsweep.ledger.inspect.explain import (
+    CLAUSES,
+    NOT_PLANNED,
+    Change,
+    Decision,
+    Explanation,
+    Step,
+    explain,
+    explain_frame,
+    render,
+)
 from kvsweep.ledger.inspect.replay import Ledger
-from kvsweep.ledger.inspect.summary import figures
 from kvsweep.ledger.joint import JOINT
 from kvsweep.ledger.store.codec import EVENT_TYPES
 from kvsweep.ledger.store.memory import MemoryLog

@@ -9,8 +9,7 @@ import pytest
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.ids import POOL, RequestKey, int32_bytes
-from kvsweep.ledger.inspect.clauses import CLAUSES, WORDS
-from kvsweep.ledger.inspect.reasons import NOT_PLANNED, PLANNED
+from kvsweep.ledger.inspect.explain import CLAUSES, NOT_PLANNED, PLANNED, WORDS
 from kvsweep.ledger.inspect.sentences import SENTENCES, ids, sentence
 from kvsweep.ledger.joint import JOINT
 from kvsweep.ledger.store.codec import EVENT_TYPES

@@ -16,7 +16,7 @@ from kvsweep.ledger.store.digest import state_digest
 from kvsweep.ledger.store.files import file_of, files_of
 from kvsweep.ledger.store.log import Rotation
 from kvsweep.ledger.store.open import open_log
-from kvsweep.ledger.store.pace import SNAPSHOT_SHARE, Pace
+from kvsweep.ledger.store.rotation import SNAPSHOT_SHARE, Pace
 from kvsweep.ledger.store.snapshot import decode_state, encode_state
 from kvsweep.ledger.store.sqlite import SqliteLog
 

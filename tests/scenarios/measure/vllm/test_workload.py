@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvsweep.scenarios.measure.vllm.workload import prompts
+from kvsweep.scenarios.measure.vllm.kit import prompts
 
 TEXT = list(range(1000))
 

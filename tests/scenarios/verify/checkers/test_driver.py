@@ -21,10 +21,9 @@ from kvsweep.runtime.driver import World
 from kvsweep.runtime.selection import select_blocks
 from kvsweep.runtime.settings import Settings
 from kvsweep.scenarios.demo.stack import Stack
-from kvsweep.scenarios.verify.checkers.checks import Checks
+from kvsweep.scenarios.verify.checkers.checked_driver import CheckedDriver, Checks
 from kvsweep.scenarios.verify.checkers.conservation import WatchedPools
 from kvsweep.scenarios.verify.checkers.content import HostMemory, pattern
-from kvsweep.scenarios.verify.checkers.driver import CheckedDriver
 
 BLOCK, LAYERS, RANKS, WHOLE = 4, 2, 2, 8
 LAYOUT = Layout.of(

@@ -8,8 +8,7 @@ from tests.scenarios.verify.explore.small import small
 from kvsweep.ledger.errors import LayoutError
 from kvsweep.ledger.ids import Operation, RequestKey, Rows
 from kvsweep.ledger.messages import MoveBlocks, StoreBlocks, Transfer
-from kvsweep.scenarios.verify.explore.contents import NOTHING, UNCONFIRMED, label, say
-from kvsweep.scenarios.verify.explore.device import LabelDevice
+from kvsweep.scenarios.verify.explore.device import NOTHING, UNCONFIRMED, LabelDevice, label, say
 from kvsweep.scenarios.verify.explore.rank import CopyCpu, Rank, Write
 from kvsweep.scenarios.verify.explore.world import Asker, World
 

@@ -16,8 +16,8 @@ from kvsweep.ledger.state import OpenOperation, RequestState, State
 from kvsweep.runtime.core import follow, requests, restarts
 from kvsweep.runtime.core.batch import Batch
 from kvsweep.runtime.core.steps import OpenSteps
-from kvsweep.scenarios.verify.explore import coordinator, space
-from kvsweep.scenarios.verify.explore.oracles import Oracles
+from kvsweep.scenarios.verify.explore import coordinator_state, space
+from kvsweep.scenarios.verify.explore.coordinator_state import Oracles
 from kvsweep.scenarios.verify.explore.search import Search, explore
 from kvsweep.scenarios.verify.explore.space import Space
 from kvsweep.scenarios.verify.explore.world import Ask, Faults
@@ -150,12 +150,12 @@ def test_progress_in_a_circle_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_blocks_that_stay_away_from_their_pool_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    perform = coordinator.Coordinator._perform
+    perform = coordinator_state.Coordinator._perform
 
-    def keeps(self: coordinator.Coordinator, effect: Any) -> Any:
+    def keeps(self: coordinator_state.Coordinator, effect: Any) -> Any:
         return [] if isinstance(effect, Release) else perform(self, effect)
 
-    monkeypatch.setattr(coordinator.Coordinator, "_perform", keeps)
+    monkeypatch.setattr(coordinator_state.Coordinator, "_perform", keeps)
     found = explore(small(faults=Faults(finishes=1)))
     assert only(found).startswith("free and held make up the pool")
 

@@ -5,10 +5,10 @@ from msgspec.structs import replace
 from tests.scenarios.verify.explore.small import SMALL, shipped, small
 
 from kvsweep.ledger.messages import Abort, OpenRequest
-from kvsweep.scenarios.verify.explore.asks import first_registration, message_of
-from kvsweep.scenarios.verify.explore.coordinator import Coordinator
+from kvsweep.scenarios.verify.explore.coordinator_state import Coordinator
 from kvsweep.scenarios.verify.explore.digest import Parts, digest_of
 from kvsweep.scenarios.verify.explore.loop import Spent
+from kvsweep.scenarios.verify.explore.messages import first_registration, message_of
 from kvsweep.scenarios.verify.explore.rank import Rank
 from kvsweep.scenarios.verify.explore.search import Search
 from kvsweep.scenarios.verify.explore.space import Space

@@ -9,8 +9,7 @@ import pytest
 
 from kvsweep.scenarios.verify.script.format import Script
 from kvsweep.scenarios.verify.script.load import dump, library, load_script, parse
-from kvsweep.scenarios.verify.script.run import run_script
-from kvsweep.scenarios.verify.script.verdict import Verdict
+from kvsweep.scenarios.verify.script.run import Verdict, run_script
 
 SHIPPED = library()
 CONTRACT_I = {

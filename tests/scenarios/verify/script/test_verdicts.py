@@ -9,12 +9,11 @@ from kvsweep.ledger import acks
 from kvsweep.runtime.core import reports
 from kvsweep.runtime.core.steps import OpenSteps
 from kvsweep.scenarios.verify.script import steps as s
+from kvsweep.scenarios.verify.script.expectations import LAW_NAMES
 from kvsweep.scenarios.verify.script.faults import Fault
 from kvsweep.scenarios.verify.script.format import Script
-from kvsweep.scenarios.verify.script.laws import LAW_NAMES
 from kvsweep.scenarios.verify.script.load import LIBRARY, load_script, parse
-from kvsweep.scenarios.verify.script.run import run_script
-from kvsweep.scenarios.verify.script.verdict import Verdict
+from kvsweep.scenarios.verify.script.run import Verdict, run_script
 from kvsweep.transports.producer import HostProducer
 
 HEAD = 'title = "x"\n[[step]]\ndo = "open"\nblocks = 4\nregistered = true\n'

@@ -1,13 +1,17 @@
-"""A call of a world as the message that the serving loop would send in this state."""
+"""Messages of a world: what the serving loop would send in this state, and what no rank can have sent."""
+
+from collections.abc import Iterator
 
 import numpy as np
 from msgspec.structs import replace
 
-from kvsweep.ledger.ids import HOLE, Logical, RequestKey, Rows, int32_bytes, int32_view, no_rows
+from kvsweep.ledger.ids import HOLE, Logical, Operation, RequestKey, Rows, int32_bytes, int32_view, no_rows
 from kvsweep.ledger.messages import (
+    Acknowledged,
     AttachPrefix,
     BlockSelection,
     Command,
+    Done,
     EvictPrefix,
     OpenTail,
     PublishPrefix,
@@ -18,7 +22,7 @@ from kvsweep.ledger.messages import (
 )
 from kvsweep.ledger.state import RequestState
 from kvsweep.runtime.core.upload_plan import clean_tail, keep_slots
-from kvsweep.scenarios.verify.explore.coordinator import Coordinator
+from kvsweep.scenarios.verify.explore.coordinator_state import Coordinator
 from kvsweep.scenarios.verify.explore.world import BLOCK_TOKENS, LOGICAL_BLOCKS, Ask, Want
 
 
@@ -135,3 +139,35 @@ def registration_again(request: RequestState) -> RegisterSources | None:
     return RegisterSources(
         request=request.key, logical=int32_bytes(logical.tolist()), source=int32_bytes(stale[logical].tolist())
     )
+
+
+def forged_words(coordinator: Coordinator) -> Iterator[Done | Acknowledged]:
+    """Of every open or settling operation, and of one that was never begun."""
+    pool = coordinator.state.pool
+    for request in coordinator.state.requests.values():
+        for opened in (*request.open_operations(), *request.settling):
+            for rank, epoch in opened.ranks:
+                honest = Done(operation=opened.operation, rank=rank, process_epoch=epoch, outcome="completed")
+                operation = opened.operation
+                yield replace(honest, operation=replace(operation, pool_generation=operation.pool_generation + 1))
+                yield replace(honest, operation=replace(operation, map_revision=operation.map_revision + 1))
+                yield replace(honest, operation=replace(operation, operation_id=pool.next_operation_id))
+                yield replace(honest, operation=replace(operation, request=_later(operation.request)))
+                yield replace(honest, process_epoch=epoch + 1000)
+                yield replace(honest, process_epoch=epoch - 1)
+                yield replace(honest, outcome="epoch_ended")
+                yield replace(honest, rank=rank + len(opened.ranks))
+            yield Acknowledged(operation=opened.operation, process_epoch=pool.producer_epoch + 1)
+            yield Acknowledged(operation=opened.operation, process_epoch=pool.producer_epoch - 1)
+        never = Operation(
+            request=request.key,
+            operation_id=pool.next_operation_id,
+            pool_generation=pool.pool_generation,
+            map_revision=request.map_revision,
+        )
+        rank, epoch = pool.ranks[0]
+        yield Done(operation=never, rank=rank, process_epoch=epoch, outcome="completed")
+
+
+def _later(request: RequestKey) -> RequestKey:
+    return RequestKey(request.request_id, request.request_epoch + 1)

@@ -10,8 +10,8 @@ from kvsweep.ledger.ids import HOLE, int32_view
 from kvsweep.ledger.messages import MoveBlocks, StoreBlocks
 from kvsweep.ledger.ownership import Holder, HolderKind
 from kvsweep.ledger.state import RequestState
-from kvsweep.scenarios.verify.explore.contents import UNCONFIRMED, label, say
-from kvsweep.scenarios.verify.explore.coordinator import Cells, Coordinator
+from kvsweep.scenarios.verify.explore.coordinator_state import Cells, Coordinator
+from kvsweep.scenarios.verify.explore.device import UNCONFIRMED, label, say
 from kvsweep.scenarios.verify.explore.rank import Rank
 from kvsweep.transports.device import DeviceWork
 

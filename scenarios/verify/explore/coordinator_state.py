@@ -1,7 +1,8 @@
 """The coordinator's part of a state: the production core and its pools, what was sent, what open steps read."""
 
 import copy
-from collections.abc import Iterable
+import pickle
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -12,7 +13,9 @@ from kvsweep.ledger.events import Event, RankEpochs
 from kvsweep.ledger.ids import HOLE, POOL, Operation, Physical, RequestKey, Rows, int32_view
 from kvsweep.ledger.messages import (
     Acknowledge,
+    Acknowledged,
     Cancel,
+    Done,
     Effect,
     Gather,
     MoveBlocks,
@@ -26,13 +29,53 @@ from kvsweep.ledger.messages import (
 )
 from kvsweep.ledger.state import RequestState, State
 from kvsweep.runtime.core.core import Core, Message
+from kvsweep.runtime.core.steps import HandedOut
+from kvsweep.scenarios.verify.checkers.acks import Acks
+from kvsweep.scenarios.verify.checkers.ownership import Ownership
 from kvsweep.scenarios.verify.explore.beside import Beside, Said
-from kvsweep.scenarios.verify.explore.contents import NOTHING, UNCONFIRMED, label
+from kvsweep.scenarios.verify.explore.device import NOTHING, UNCONFIRMED, label
 from kvsweep.scenarios.verify.explore.digest import unordered
-from kvsweep.scenarios.verify.explore.oracles import Oracles
 from kvsweep.scenarios.verify.explore.rank import CopyCpu, Poke, Write, freed
 from kvsweep.scenarios.verify.explore.world import BLOCK_TOKENS, FIRST_EPOCHS, FIRST_PRODUCER_EPOCH, World
 from kvsweep.transports.pools import CpuPool, DevicePools, FreeList, Pools
+
+
+class Oracles:
+    """Ownership and acknowledgements, recounted from events. Kept as bytes between two turns: `books`."""
+
+    def __init__(self, books: bytes = b"") -> None:
+        self.ownership: Ownership
+        self.acks: Acks
+        self.ownership, self.acks = pickle.loads(books) if books else (Ownership(), Acks())
+
+    def books(self) -> bytes:
+        return pickle.dumps((self.ownership, self.acks), pickle.HIGHEST_PROTOCOL)
+
+    def hears(self, message: Message) -> None:
+        """A message is on its way in."""
+        if isinstance(message, Done | Acknowledged):
+            self.acks.arrived(message)
+
+    def sees(self, events: Iterable[Event]) -> None:
+        """The events of the turn that took it."""
+        for event in events:
+            self.ownership.see(event)
+            self.acks.see(event)
+        self.acks.answered()
+
+    def begins(self, step: int, handed: Mapping[RequestKey, HandedOut]) -> None:
+        self.ownership.began(step, handed)
+
+    def ends(self, step: int) -> None:
+        self.ownership.ended(step)
+
+    def rests(self) -> None:
+        """Nothing is under way any more."""
+        self.ownership.at_rest()
+
+    def complaints(self) -> tuple[str, ...]:
+        return tuple(f"{one.law}: {one.detail}" for one in (*self.ownership.found, *self.acks.found))
+
 
 SENT = (Transfer, MoveBlocks, StoreBlocks, Cancel)
 
