@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "runtime": {"runtime", "ledger", "kernels", "transports"},
     "scenarios": {*FOLDERS, "kvsweep"},
 }
+DRAWING = {"rich", "typer"}
 MAX_LINES = 70  # of a function
 PRODUCT = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 TOP = sorted([*(ROOT / "src/kvsweep").glob("*.py"), *(ROOT / "src/kvsweep/cli").glob("*.py")])
@@ -124,6 +125,16 @@ def test_folders_import_only_what_they_may() -> None:
     assert not report(faults), report(faults)
 
 
+def drawing_faults(tree: ast.Module) -> list[str]:
+    return [f"{line}: imports {name}" for line, name in imported(tree) if name.split(".")[0] in DRAWING]
+
+
+def test_only_the_command_line_draws() -> None:
+    """What runs and measures gives its answers as data; `src/kvsweep/cli` makes tables, bars and options of them."""
+    faults = {name_of(path): drawing_faults(parse(path)) for path in PRODUCT}
+    assert not report(faults), report(faults)
+
+
 def test_every_folder_with_modules_is_a_package() -> None:
     """A folder without __init__.py still imports, and type checkers and module walks pass it by in silence."""
     folders = {path.parent for path in PRODUCT}
@@ -213,6 +224,13 @@ def test_the_direction_check_sees_every_form_of_import(folder: str, source: str,
 )
 def test_the_purity_check_sees_clock_random_and_io(source: str, fault: str) -> None:
     assert purity_faults(ast.parse(source)) == [fault]
+
+
+@pytest.mark.parametrize(
+    "source", ["import rich", "def f():\n    from rich.table import Table", "import typer.testing"]
+)
+def test_the_drawing_check_sees_every_form_of_import(source: str) -> None:
+    assert drawing_faults(ast.parse(source))
 
 
 @pytest.mark.parametrize("source", ["time.sleep(1)", "await anyio.sleep(0)", "from time import sleep"])

@@ -16,7 +16,6 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from msgspec import Struct
-from rich.table import Table
 
 from kvsweep.kernels.table import Kernels, choose_kernels, describe
 from kvsweep.ledger.ids import Logical, Operation, RequestKey, Rows, int32_bytes, no_rows
@@ -306,12 +305,3 @@ def run_round_bench(
         "rounds": rounds,
     }
     return RoundReport(machine=machine, rows=rows)
-
-
-def round_table(report: RoundReport) -> Table:
-    table = Table("part", "size", "median ms", "p99 ms", "limit", "of limit")
-    table.title = f"bench round: {', '.join(str(value) for value in report.machine.values())}"
-    for row in report.rows:
-        of_limit = "" if row.of_limit is None else f"{row.of_limit:.2f}"
-        table.add_row(row.path, row.size, f"{row.ours_ms:,.4g}", f"{row.p99_ms:,.4g}", row.limit, of_limit)
-    return table

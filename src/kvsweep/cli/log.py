@@ -9,11 +9,9 @@ import msgspec
 import typer
 from rich.text import Text
 
-from kvsweep.cli.log_questions import diff, explain, replay, why_block
-from kvsweep.cli.log_upkeep import export, repair, stats, verify
-from kvsweep.cli.log_view import (
+from kvsweep.cli.log_draw import console, table, time_text
+from kvsweep.cli.log_options import (
     After,
-    AsJson,
     Before,
     OnBlock,
     Operation,
@@ -23,14 +21,13 @@ from kvsweep.cli.log_view import (
     Until,
     Which,
     Who,
-    answer,
     conditions,
-    console,
     lives_of,
     opened,
-    table,
-    time_text,
 )
+from kvsweep.cli.log_questions import diff, explain, replay, why_block
+from kvsweep.cli.log_upkeep import export, repair, stats, verify
+from kvsweep.cli.terminal import AsJson, answer
 from kvsweep.ledger.ids import POOL
 from kvsweep.ledger.inspect.as_data import named, plain_event
 from kvsweep.ledger.inspect.causes import fact_of

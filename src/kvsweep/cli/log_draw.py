@@ -1,23 +1,62 @@
-"""How `kvsweep log` draws a state, a block's life and a parting: tables of what the answers say, and nothing else."""
+"""How `kvsweep log` draws its answers: times, tables, a state, a block's life, where two ledgers differ."""
 
+import datetime
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from msgspec.structs import replace
+from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kvsweep.cli.log_view import console, table, who
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.inspect.as_data import Figures, named
 from kvsweep.ledger.inspect.diff import Apart, Parting, Side
 from kvsweep.ledger.inspect.verify import Verified
 from kvsweep.ledger.inspect.why_block import BlockLife, Hold, Owner, Write
-from kvsweep.ledger.store.log import Position
+from kvsweep.ledger.store.log import Position, Record
+
+PIPE_WIDTH: Final = 160
+WHOLE: Final = frozenset({"position", "time (UTC)", "seq", "type", "from", "to", "layer", "logical", "events", "bytes"})
 
 PARTS_SHOWN: Final = 8  # of one table of a run's evidence; more are counted
 TEXT_SHOWN: Final = 200  # characters of one value
+
+
+def time_text(microseconds: int) -> str:
+    """A stored time in UTC; empty where none is known."""
+    if not microseconds:
+        return ""
+    found = datetime.datetime.fromtimestamp(microseconds / 1e6, tz=datetime.UTC)
+    return found.isoformat(timespec="milliseconds").removesuffix("+00:00")
+
+
+def counted(records: Iterable[Record], tell: Callable[[Position], None]) -> Iterator[Record]:
+    """The records; every thousandth moves the bar."""
+    for index, record in enumerate(records):
+        if index % 1000 == 0:
+            tell(record.position)
+        yield record
+
+
+def console() -> Console:
+    """As wide as the terminal, and wide where there is none: what reads a file or a pipe does not mind."""
+    found = Console(soft_wrap=True)
+    return found if found.is_terminal else Console(soft_wrap=True, width=PIPE_WIDTH)
+
+
+def table(*columns: str, title: str | None = None) -> Table:
+    """Columns that are short by nature keep their words whole."""
+    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        made.add_column(column, overflow="fold", no_wrap=column in WHOLE)
+    return made
+
+
+def who(request: str, epoch: int) -> Text:
+    return Text(named(RequestKey(request, epoch)) if (request, epoch) != ("@pool", 0) else "the pool")
 
 
 def draw_state(verified: Verified, shown: list[Figures], position: Position) -> None:

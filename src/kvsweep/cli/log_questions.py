@@ -5,23 +5,20 @@ from typing import Annotated
 import typer
 
 from kvsweep.cli.log_draw import draw_block, draw_figures, draw_holders, draw_parting, draw_state, owner_at
-from kvsweep.cli.log_view import (
-    DATA_FAULT,
-    AsJson,
+from kvsweep.cli.log_options import (
     Operation,
     Rank,
     Types,
     Until,
     Which,
     Who,
-    answer,
     block_of,
     conditions,
     lives_of,
     opened,
-    progress,
     url_of,
 )
+from kvsweep.cli.terminal import DATA_FAULT, AsJson, answer, fail, progress
 from kvsweep.ledger.errors import LayoutError
 from kvsweep.ledger.inspect.as_data import Figures, figures
 from kvsweep.ledger.inspect.explain import render
@@ -85,8 +82,7 @@ def refuse_broken(where: str, verified: Verified) -> None:
     """One sentence and exit code 1 for a ledger that does not hold."""
     if not verified.ok:
         at = "" if verified.position is None else f" at position {verified.position}"
-        typer.echo(f"kvsweep log: {where} does not hold{at}: {verified.message}", err=True)
-        raise typer.Exit(DATA_FAULT)
+        fail(f"{where} does not hold{at}: {verified.message}", DATA_FAULT, command="kvsweep log")
 
 
 def explain(

@@ -11,25 +11,10 @@ import msgspec
 import typer
 from rich.text import Text
 
+from kvsweep.cli.log_draw import console, counted, table, time_text
+from kvsweep.cli.log_options import After, Types, Until, Which, Who, conditions, opened, sentences, url_of
 from kvsweep.cli.log_questions import outcome_of, refuse_broken
-from kvsweep.cli.log_view import (
-    After,
-    AsJson,
-    Types,
-    Until,
-    Which,
-    Who,
-    answer,
-    conditions,
-    console,
-    counted,
-    opened,
-    progress,
-    sentences,
-    table,
-    time_text,
-    url_of,
-)
+from kvsweep.cli.terminal import AsJson, answer, progress
 from kvsweep.ledger.errors import LayoutError, LogError
 from kvsweep.ledger.inspect.as_data import plain_event
 from kvsweep.ledger.inspect.replay import Ledger

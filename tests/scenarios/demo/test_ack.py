@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvsweep.cli.main import command_line
+from kvsweep.cli.demo import command_line
 from kvsweep.ledger.errors import SettingsError
 from kvsweep.ledger.inspect.replay import Ledger
 from kvsweep.ledger.store.open import open_log

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.cli.command_line import Command, command_of
 
-from kvsweep.cli.main import ours_of
+from kvsweep.cli.demo import ours_of
 from kvsweep.kernels.cuda.nvidia import why_no_device
 from kvsweep.kernels.cuda.simulated import Failure, SimulatedDriver
 from kvsweep.scenarios.demo.devices import cuda_devices, describe_driver, host_device

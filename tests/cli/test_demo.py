@@ -1,4 +1,4 @@
-"""The closing tables: every figure by itself, and what freed memory apart from what cost bytes."""
+"""The closing tables of `kvsweep demo`: every figure by itself, and what freed memory apart from what cost bytes."""
 
 from dataclasses import fields
 
@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from kvsweep.cli.closing import COSTS, closing_table
+from kvsweep.cli.demo import COSTS, closing_table
 from kvsweep.runtime.metrics import Metrics
 from kvsweep.scenarios.demo.options import DemoOptions
 from kvsweep.scenarios.demo.result import NOT_RUN, DemoResult

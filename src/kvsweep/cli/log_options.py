@@ -1,30 +1,17 @@
-"""How `kvsweep log` opens a ledger, reads its options and draws its answers."""
+"""Options of `kvsweep log`, the ledger that they name and the conditions that they ask for."""
 
 import contextlib
 import datetime
-from collections.abc import Callable, Iterable, Iterator
-from typing import Annotated, Final
+from collections.abc import Iterator
+from typing import Annotated
 
-import msgspec
 import typer
-from rich import box
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
-from rich.text import Text
 
+from kvsweep.cli.terminal import DATA_FAULT, USAGE_FAULT, fail
 from kvsweep.ledger.errors import KvsweepError, LayoutError, UsageError
 from kvsweep.ledger.ids import RequestKey
-from kvsweep.ledger.inspect.as_data import named
 from kvsweep.ledger.inspect.replay import Ledger
-from kvsweep.ledger.store.log import Position, Record
 from kvsweep.ledger.store.query import Block, Where
-
-DATA_FAULT: Final = 1
-USAGE_FAULT: Final = 2
-
-PIPE_WIDTH: Final = 160
-WHOLE: Final = frozenset({"position", "time (UTC)", "seq", "type", "from", "to", "layer", "logical", "events", "bytes"})
 
 Which = Annotated[str, typer.Argument(metavar="LEDGER", help="Ledger file, or its url (sqlite:PATH).")]
 Who = Annotated[
@@ -42,7 +29,6 @@ OnBlock = Annotated[
 ]
 Since = Annotated[str | None, typer.Option("--since", metavar="TIME", help="Stored at or after this time (ISO 8601).")]
 Before = Annotated[str | None, typer.Option("--before", metavar="TIME", help="Stored before this time (ISO 8601).")]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 
 
 @contextlib.contextmanager
@@ -62,8 +48,7 @@ def sentences() -> Iterator[None]:
     try:
         yield
     except KvsweepError as error:
-        typer.echo(f"kvsweep log: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(USAGE_FAULT if isinstance(error, UsageError) else DATA_FAULT) from error
+        fail(error, USAGE_FAULT if isinstance(error, UsageError) else DATA_FAULT, command="kvsweep log")
 
 
 # ---- what was asked
@@ -130,53 +115,3 @@ def _time_of(option: str, text: str) -> float:
     except ValueError as error:
         raise LayoutError(option, "a time such as 2026-09-16T08:30:00", repr(text)) from error
     return (found if found.tzinfo else found.replace(tzinfo=datetime.UTC)).timestamp()
-
-
-# ---- how it is shown
-
-
-def time_text(microseconds: int) -> str:
-    """A stored time in UTC; empty where none is known."""
-    if not microseconds:
-        return ""
-    found = datetime.datetime.fromtimestamp(microseconds / 1e6, tz=datetime.UTC)
-    return found.isoformat(timespec="milliseconds").removesuffix("+00:00")
-
-
-@contextlib.contextmanager
-def progress(what: str, total: Position | None) -> Iterator[Callable[[Position], None]]:
-    """A bar on stderr, and on a terminal only, so that stdout is the answer alone."""
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda position: bar.update(task, completed=position)
-
-
-def counted(records: Iterable[Record], tell: Callable[[Position], None]) -> Iterator[Record]:
-    """The records; every thousandth moves the bar."""
-    for index, record in enumerate(records):
-        if index % 1000 == 0:
-            tell(record.position)
-        yield record
-
-
-def console() -> Console:
-    """As wide as the terminal, and wide where there is none: what reads a file or a pipe does not mind."""
-    found = Console(soft_wrap=True)
-    return found if found.is_terminal else Console(soft_wrap=True, width=PIPE_WIDTH)
-
-
-def table(*columns: str, title: str | None = None) -> Table:
-    """Columns that are short by nature keep their words whole."""
-    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        made.add_column(column, overflow="fold", no_wrap=column in WHOLE)
-    return made
-
-
-def answer(value: object) -> None:
-    typer.echo(msgspec.json.encode(value).decode())
-
-
-def who(request: str, epoch: int) -> Text:
-    return Text(named(RequestKey(request, epoch)) if (request, epoch) != ("@pool", 0) else "the pool")
