@@ -100,7 +100,7 @@ class Deadlines:
         self._settling[operation.operation_id] = (self._clock.now() + self._limit_s, operation)
 
     def settled(self, operation: Operation) -> None:
-        """Every rank has said its last word."""
+        """Every rank has sent its last report."""
         self._settling.pop(operation.operation_id, None)
 
     def to_ask_again(self) -> list[Operation]:

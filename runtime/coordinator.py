@@ -319,7 +319,7 @@ class Coordinator:
             await self.driver.deadlines.wait(self._wake, self.driver.next_deadline())
 
     def _turn(self) -> bool:
-        """One round of the pump: effects out, the producer's words and expired deadlines in.
+        """One round of the pump: effects out, the producer's reports and expired deadlines in.
 
         Frames are only queued here, so a gather has copied before any rank hears of the transfer that reads the copies.
         """
@@ -344,10 +344,10 @@ class Coordinator:
             elif isinstance(effect, PublishKeepMap | Acknowledge):
                 self._for_producer.append(effect)
         self._tell_producer()
-        words = self.producer.poll()
-        for word in words:
-            self.handle(word)
-        return bool(expired or effects or words)
+        reports = self.producer.poll()
+        for report in reports:
+            self.handle(report)
+        return bool(expired or effects or reports)
 
     def _tell_producer(self) -> None:
         """What it has no room for now stays, and what follows for the same request; both are told in a later turn."""

@@ -121,7 +121,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     clauses: tuple[str, ...]  # of the contract
 
 
-_PRODUCER: Final = "what waits for the producer's word"
+_PRODUCER: Final = "what waits for the producer's report"
 _EARLIER: Final = "the acknowledgement table of another version"
 _ACK_ROWS: Final = {rule: number for number, (rule, _, _) in enumerate(acks.TABLE, 1)}
 _JOINT: Final = {rule.name: rule.clause for rule in joint.JOINT}

@@ -117,7 +117,7 @@ class Ledger:
         """Records in order: of one life or of all, that meet every condition given.
 
         types      event types by name
-        operation  facts and words of this operation id
+        operation  facts and reports of this operation id
         rank       what this rank said and what it was sent
         block      events that name this device block
 

@@ -83,7 +83,7 @@ class Watch:
             self._facts[frame.position] = fact_of(Record(position=frame.position, event=frame.event))
 
     def _speaks(self, event: Event) -> bool:
-        """A word on an operation that holds the block now."""
+        """A report on an operation that holds the block now."""
         operation = getattr(event, "operation", None)
         return operation is not None and any(
             key == operation.request and holder.kind in _KINDS and holder.number == operation.operation_id
@@ -224,7 +224,7 @@ class BlockLife(Struct, frozen=True, kw_only=True):
     owners: tuple[Owner, ...]
     holds: tuple[Hold, ...]
     writes: tuple[Write, ...]
-    events: tuple[Fact, ...]  # those that changed who holds it, and the words on its operations in between
+    events: tuple[Fact, ...]  # those that changed who holds it, and the reports on its operations in between
     left_out: int
 
     def at(self, position: Position) -> tuple[Hold, ...]:

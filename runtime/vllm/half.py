@@ -336,7 +336,7 @@ class SchedulerHalf:
                 self.driver.end_step(number)
 
     def _pump(self) -> None:
-        """Effects out, the producer's words and expired deadlines in, until nothing follows any more."""
+        """Effects out, the producer's reports and expired deadlines in, until nothing follows any more."""
         if self.driver.read_only is not None:
             return
         with contextlib.suppress(LogError):

@@ -117,7 +117,7 @@ def run_demo(
     Raises the errors of loading and settings; each is one sentence.
     """
     check_options(options)
-    make_device, device_words = device or choose_device(options.device)
+    make_device, device_name = device or choose_device(options.device)
     acks = None if ack_fd is None else AckPipe(ack_fd)
     settings = settings_of(options, ledger)
     clock, seconds = time.perf_counter, {}
@@ -138,7 +138,7 @@ def run_demo(
         ranks=options.ranks,
         tight=options.chaos is not None,
     )
-    parts = ", ".join(filter(None, (describe(kernels_of(settings)), device_words)))
+    parts = ", ".join(filter(None, (describe(kernels_of(settings)), device_name)))
     driver = _open(options, settings, world, bundle, command, parts, acks, go_on=go_on)
     started = clock()
     try:

@@ -196,7 +196,7 @@ class Soak:
         add("fences", sum(len(request.fences) for request in requests))
         add("idempotency keys of one request", max(len(request.commands) for request in requests))
         add("open steps", len(self.driver.core.steps))
-        add("words a rank remembers", max(node.worker.remembered for node in self.stack.nodes))
+        add("reports a rank remembers", max(node.worker.remembered for node in self.stack.nodes))
         add("items in device queues", max(node.device.queued for node in self.stack.nodes))
         add("awaited operations", self.stack.kv.awaited)
         add("frames to ranks", self.stack.kv.outgoing)

@@ -185,14 +185,14 @@ class DeviceRig:
             worker.perform(effects)
 
     def turn(self, steps: int | None = None) -> bool:
-        """Effects out, stream items run, words in. Whether anything happened."""
+        """Effects out, stream items run, reports in. Whether anything happened."""
         effects = self.driver.poll()
         self.perform(effects)
         busy = bool(effects)
         for device in self.devices:
             busy = device.advance(steps) > 0 or busy
-        for word in self.producer.poll():
-            self.driver.handle(word)
+        for acknowledged in self.producer.poll():
+            self.driver.handle(acknowledged)
             busy = True
         for worker in self.workers:
             for report in worker.poll():

@@ -28,7 +28,7 @@ def recovered(log: LogStore, world: World = NEWER) -> Driver:
 
 
 def serve(driver: Driver) -> None:
-    """Perform what is due, the producer at its word, until nothing is."""
+    """Perform what is due, the producer at its report, until nothing is."""
     while effects := driver.poll():
         for effect in effects:
             assert not isinstance(effect, Cancel), "nobody lives who could be told to stop"

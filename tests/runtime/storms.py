@@ -1,4 +1,4 @@
-"""A driver in a storm without devices: commands, words of ranks, restarts and steps are drawn from a seed.
+"""A driver in a storm without devices: commands, reports of ranks, restarts and steps are drawn from a seed.
 
 Every batch that reached the log is kept, so that a run can be cut after any of them.
 """
@@ -157,7 +157,7 @@ class Storm:
         self.send(Acknowledged(operation=effect.operation, process_epoch=self.driver.state.pool.producer_epoch))
 
     def _answer(self, known: list[RequestState]) -> None:
-        """A rank's word on something that waits for it, now and then on anything that was ever sent."""
+        """A rank's report on something that waits for it, now and then on anything that was ever sent."""
         ranks = self.driver.state.pool.ranks
         waits = [
             (opened.operation, rank)

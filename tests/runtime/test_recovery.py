@@ -117,7 +117,7 @@ def test_blocks_of_a_producer_that_ended_as_well_are_named_again() -> None:
 
 
 def test_f1_a_keep_map_that_nobody_acknowledged_is_said_again_and_void() -> None:
-    """A zero-byte plan waits for the producer's word; the residency whose slots it names is gone."""
+    """A zero-byte plan waits for the producer's report; the residency whose slots it names is gone."""
     driver, key = begun()
     complete(driver, upload_of(driver))
     serve(driver)
@@ -128,13 +128,13 @@ def test_f1_a_keep_map_that_nobody_acknowledged_is_said_again_and_void() -> None
     again = recovered(log)
     (said,) = [effect for effect in again.poll() if isinstance(effect, PublishKeepMap)]
     assert said.keep.as_lists() == {0: [], 1: []}
-    word = Acknowledged(operation=said.operation, process_epoch=PRODUCER)
-    assert again.handle(word).outcome == "accepted"
+    report = Acknowledged(operation=said.operation, process_epoch=PRODUCER)
+    assert again.handle(report).outcome == "accepted"
     assert again.state.requests["a"].upload.phase == "IDLE"
 
 
 def test_f1_a_producer_that_restarts_after_a_preemption_hears_of_the_keep_map_too() -> None:
-    """The same hole without a crash: the lane waits for a word that only a new process can give."""
+    """The same hole without a crash: the lane waits for a report that only a new process can give."""
     driver, key = begun()
     complete(driver, upload_of(driver))
     serve(driver)

@@ -10,7 +10,7 @@ RANKS: Final = 2
 
 
 def check_aggregator() -> tuple[list[str], dict[str, Any], list[tuple[str, str]]]:
-    """Rank 0 says twice that a request has ended, rank 1 says nothing: vLLM counts words, ours keep names.
+    """Rank 0 says twice that a request has ended, rank 1 says nothing: vLLM counts reports, ours keep names.
 
     The first is no fault of this check: it shows why no request id of ours ever goes that way.
     """
@@ -27,18 +27,18 @@ def check_aggregator() -> tuple[list[str], dict[str, Any], list[tuple[str, str]]
     finished = [
         bool(step(KVConnectorOutput(finished_recving={"r"}), KVConnectorOutput()).finished_recving) for _ in range(2)
     ]
-    words = [("a word", 0), ("a word", 0)], [("a word", 1)]
+    reports = [("a report", 0), ("a report", 0)], [("a report", 1)]
     acks = [
         KVConnectorOutput(kv_connector_worker_meta=Ack(steps=((rank, 1),), completions=tuple(said)))
-        for rank, said in enumerate(words)
+        for rank, said in enumerate(reports)
     ]
     joined = step(*acks).kv_connector_worker_meta
     faults = []
-    if list(joined.completions) != [*words[0], *words[1]] or joined.steps != ((0, 1), (1, 1)):
-        faults.append(f"a step's words: expected every one with its rank, got {joined}")
+    if list(joined.completions) != [*reports[0], *reports[1]] or joined.steps != ((0, 1), (1, 1)):
+        faults.append(f"a step's reports: expected every one with its rank, got {joined}")
     ended = "finished after 2 reports of rank 0" if finished[1] else "waits for rank 1"
     rows = [
         ("vLLM's aggregator, 2 ranks, rank 0 reports twice", ended),
-        ("our words on the same way", f"{len(joined.completions)} of 3, with their ranks"),
+        ("our reports on the same way", f"{len(joined.completions)} of 3, with their ranks"),
     ]
     return faults, {"stock_finished": finished}, rows

@@ -142,8 +142,8 @@ def sent(account: Account, life: Life, event: e.TransferStarted | e.ReadersDrain
     account.attempt(life, event, type(event).__name__).ranks = dict(event.ranks)
 
 
-def word(account: Account, life: Life, event: e.RankTransferred | e.TablesApplied | e.RankStored) -> None:
-    account.attempt(life, event, type(event).__name__).words[event.rank] = "completed"
+def reported(account: Account, life: Life, event: e.RankTransferred | e.TablesApplied | e.RankStored) -> None:
+    account.attempt(life, event, type(event).__name__).reports[event.rank] = "completed"
 
 
 def committed(account: Account, life: Life, event: e.ResidencyCommitted | e.OwnersCommitted) -> None:
@@ -188,8 +188,8 @@ def aborted(account: Account, life: Life, event: e.UploadAborted | e.RetainAbort
 
 def settled(account: Account, life: Life, event: e.TransferSettled) -> None:
     attempt = account.attempt(life, event, "TransferSettled")
-    if not attempt.settling or event.rank in attempt.words:
+    if not attempt.settling or event.rank in attempt.reports:
         account.add(LAW, f"rank {event.rank} settles {event.operation}, which does not wait for it")
-    attempt.words[event.rank] = event.outcome
+    attempt.reports[event.rank] = event.outcome
     if attempt.settling and attempt.quiet:
         account.release(life, attempt)

@@ -22,7 +22,7 @@ Cell: TypeAlias = tuple[int, int, int]
 
 
 class Leased(Struct, frozen=True, array_like=True):
-    """What is held for one operation that a rank has not said its last word on."""
+    """What is held for one operation that a rank has not sent its last report on."""
 
     operation_id: int
     rank: int

@@ -101,7 +101,7 @@ class Coordinator:
     """Changed only through `fork`. Messages that were sent stay under way for ever: they may come late or again.
 
     sent   commands to ranks
-    acks   (operation, process epoch): the producer's words
+    acks   (operation, process epoch): the producer's reports
     reads  open step → what it reads
     books  what the oracles know of one history that leads here; no part of the state
     complaints  what they found in that history, and where the compiled core differed in it

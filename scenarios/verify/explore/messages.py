@@ -141,7 +141,7 @@ def registration_again(request: RequestState) -> RegisterSources | None:
     )
 
 
-def forged_words(coordinator: Coordinator) -> Iterator[Done | Acknowledged]:
+def forged_reports(coordinator: Coordinator) -> Iterator[Done | Acknowledged]:
     """Of every open or settling operation, and of one that was never begun."""
     pool = coordinator.state.pool
     for request in coordinator.state.requests.values():

@@ -36,7 +36,7 @@ def _of_event(before: Coordinator, state: State, event: Event) -> Iterator[str]:
     known = state.requests.get(event.request.request_id)
     match event:
         case e.AckIgnored() | e.AckRefused():
-            yield f"a word is {event.verdict}"
+            yield f"a report is {event.verdict}"
         case e.PlanRefused():
             yield f"refused: {event.reason}"
         case e.CommandRefused():
@@ -143,29 +143,29 @@ def _evicted(state: State, event: e.PrefixEvicted) -> Iterator[str]:
 
 
 def of_forgery(turn: Turn) -> Iterator[str]:
-    """What became of a word that no rank said."""
+    """What became of a report that no rank sent."""
     yield from (
-        f"a forged word is {one.verdict}" for one in turn.events if isinstance(one, e.AckIgnored | e.AckRefused)
+        f"a forged report is {one.verdict}" for one in turn.events if isinstance(one, e.AckIgnored | e.AckRefused)
     )
 
 
 def of_delivery(before: Rank, work: RankWork, after: Rank) -> Iterator[str]:
     """Situations of a command that reached a rank, also where it changed nothing."""
     number = work.operation.operation_id
-    word = next((one for one in before.said if one.operation.operation_id == number), None)
+    report = next((one for one in before.said if one.operation.operation_id == number), None)
     notes = list(after.worker.notes)[len(before.worker.notes) :]
     for note in notes:
         if "below the floor" in note.what:
             yield "a command below the floor"
         if "for process epoch" in note.what:
             yield "a command for another process"
-    if word is not None and not isinstance(work, Cancel):
-        yield "a start comes after its cancel" if word.outcome == "cancelled" else "a start comes again"
+    if report is not None and not isinstance(work, Cancel):
+        yield "a start comes after its cancel" if report.outcome == "cancelled" else "a start comes again"
     if isinstance(work, Cancel):
         if number in before.device.queued:
             cancelled = number not in after.device.queued
             yield "a cancel stops a queued operation" if cancelled else "a cancel comes too late to stop copies"
-        elif word is None and after.said != before.said:
+        elif report is None and after.said != before.said:
             yield "a cancel comes before its start"
 
 

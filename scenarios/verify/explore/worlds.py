@@ -154,7 +154,7 @@ VIEWS: Final[tuple[World, ...]] = (
         faults=Faults(aborts=1),
         blocks=3, steps=1,
         sometimes=(
-            "committed under an open step", "a start comes again", "a word is duplicate", "a word is stale",
+            "committed under an open step", "a start comes again", "a report is duplicate", "a report is stale",
             "retain by layer", "a vacant area is reused while an older generation is read",
             "a vacant area is reused while an attempt settles", "vacant areas and a new block in one plan",
             "refused: no_row", "refused: no_space",
@@ -307,7 +307,7 @@ VIEWS: Final[tuple[World, ...]] = (
         askers=one(select(*W0), select(*W1)),
         faults=Faults(rank_restarts=1, aborts=1), steps=1, blocks=6, forged=True,
         sometimes=(
-            "a forged word is conflict", "a forged word is future", "a forged word is stale",
+            "a forged report is conflict", "a forged report is future", "a forged report is stale",
             "a rank ends in upload COMMITTED", "a rank ends in upload MOVING", "a command for another process",
             "a rank ends in settling", "preempted in settling",
         ),
@@ -387,8 +387,8 @@ VIEWS: Final[tuple[World, ...]] = (
         askers=one(select(*W0), retain(*W1)),
         faults=Faults(finishes=2, reopenings=1), steps=2, blocks=4, forged=True,
         sometimes=(
-            "a new life of the same id", "a forged word is conflict", "a forged word is future",
-            "a forged word is stale", "finished in retain COMMITTED", "finished in upload COMMITTED",
+            "a new life of the same id", "a forged report is conflict", "a forged report is future",
+            "a forged report is stale", "finished in retain COMMITTED", "finished in upload COMMITTED",
             "finished in upload MOVING", "finished in retain APPLYING", "finished in retain RETIRED",
         ),
         states=8_832,

@@ -22,7 +22,7 @@ NO_ERROR: Final = "no error but ours"
 LAWS: Final[dict[str, str]] = {
     BYTES: "whoever reads a generation, a tail or a valid CPU block sees the bytes that were written there",
     ownership.LAW: "no block, row or CPU block is handed out while held, freed twice or freed while held",
-    acks.LAW: "every word of a rank or the producer gets the verdict that the contract gives it",
+    acks.LAW: "every report of a rank or the producer gets the verdict that the contract gives it",
     conservation.LAW: "free and held blocks make up each pool after every fact",
     DRAINS: "after the faults stop, leases, fences and quarantine end, and every block is free again",
     REPLAYS: "folding the ledger anew gives the state and digest of the run",
@@ -69,7 +69,7 @@ class History:
         self._driver = driver
         self.life: dict[RequestKey, str] = {}
         self.resumed: set[RequestKey] = set()  # and not yet uploaded
-        self.words: dict[int, set[int]] = {}  # open operation → ranks that have completed
+        self.reports: dict[int, set[int]] = {}  # open operation → ranks that have completed
         self.settling: dict[int, RequestKey] = {}
         self.without_space: set[RequestKey] = set()  # refused for space, and not planned since
         self._left: dict[int, int] = {}  # settling operation → ranks that are not terminal
@@ -97,10 +97,10 @@ class History:
                 self._destinations[event.operation.operation_id] = areas(event)
             case e.TransferStarted() | e.ReadersDrained() | e.StoreStarted():
                 number = event.operation.operation_id
-                self.words[number], self._ranks[number] = set(), len(event.ranks)
+                self.reports[number], self._ranks[number] = set(), len(event.ranks)
                 self._open[number] = (key, isinstance(event, e.StoreStarted))
             case e.RankTransferred() | e.TablesApplied() | e.RankStored():
-                self.words.setdefault(event.operation.operation_id, set()).add(event.rank)
+                self.reports.setdefault(event.operation.operation_id, set()).add(event.rank)
             case e.ResidencyCommitted() | e.OwnersCommitted():
                 self.resumed.discard(key)
                 self._replace(key, event.generation)
@@ -126,7 +126,7 @@ class History:
         return len(self._driver().core.steps)
 
     def _settle(self, number: int, key: RequestKey) -> None:
-        left = self._ranks.get(number, 0) - len(self.words.get(number, ()))
+        left = self._ranks.get(number, 0) - len(self.reports.get(number, ()))
         self._open.pop(number, None)
         if left > 0:
             self.settling[number], self._left[number] = key, left
@@ -140,7 +140,7 @@ class History:
                 self._close(number)
 
     def _close(self, number: int) -> None:
-        for table in (self._open, self.words, self._ranks, self._destinations):
+        for table in (self._open, self.reports, self._ranks, self._destinations):
             table.pop(number, None)
 
     # ---- questions
@@ -267,20 +267,22 @@ _situation("a rank is lost", "a plan is refused because nobody would answer for 
 _situation("refused for space, then tried again", "a plan comes about that was refused before", e.BlocksLeased)(
     lambda h, event: event.request in h.without_space
 )
-_situation("duplicate word", "a word that was said before", e.AckIgnored)(lambda h, event: event.verdict == "duplicate")
-_situation("stale word", "a word on something closed, or of an older life", e.AckIgnored)(
+_situation("duplicate report", "a report that was sent before", e.AckIgnored)(
+    lambda h, event: event.verdict == "duplicate"
+)
+_situation("stale report", "a report on something closed, or of an older life", e.AckIgnored)(
     lambda h, event: event.verdict == "stale"
 )
-_situation("word from the future", "a word on what was never begun", e.AckRefused)(
+_situation("report from the future", "a report on what was never begun", e.AckRefused)(
     lambda h, event: event.verdict == "future"
 )
-_situation("conflicting word", "a word against what is known", e.AckRefused)(
+_situation("conflicting report", "a report against what is known", e.AckRefused)(
     lambda h, event: event.verdict == "conflict"
 )
-_situation("word of an older life", "a word that belongs to an earlier life of the id", e.AckIgnored)(
+_situation("report of an older life", "a report that belongs to an earlier life of the id", e.AckIgnored)(
     lambda h, event: event.operation.request.request_epoch < event.request.request_epoch
 )
-_situation("word after finish", "a rank speaks of a request that has finished", e.TransferSettled, e.AckIgnored)(
+_situation("report after finish", "a rank speaks of a request that has finished", e.TransferSettled, e.AckIgnored)(
     lambda h, event: (
         event.rank >= 0
         and getattr(event, "outcome", "") != "epoch_ended"
@@ -290,7 +292,7 @@ _situation("word after finish", "a rank speaks of a request that has finished", 
 _ABORTS: Final = (e.UploadAborted, e.RetainAborted, e.StoreAborted)
 _situation("abort", "an operation is turned back", *_ABORTS)(_always)
 _situation("abort after one rank was done", "some ranks had completed, and the old state stands", *_ABORTS)(
-    lambda h, event: bool(h.words.get(event.operation.operation_id))
+    lambda h, event: bool(h.reports.get(event.operation.operation_id))
 )
 _situation("abort by deadline", "a rank said nothing for too long", *_ABORTS)(
     lambda h, event: event.reason.startswith("deadline")
@@ -305,7 +307,7 @@ _situation("finished under an operation", "what moved is turned back by the end 
 _situation("quarantine", "destinations stay held after an abort, until every rank is quiet", e.TransferSettled)(
     lambda h, event: event.operation.operation_id in h.settling
 )
-_situation("quarantine ends by the end of a process", "no word will come any more", e.TransferSettled)(
+_situation("quarantine ends by the end of a process", "no report will come any more", e.TransferSettled)(
     lambda h, event: event.outcome == "epoch_ended"
 )
 _situation("quarantined blocks are used again", "a later plan gets what settled", e.BlocksLeased)(

@@ -20,7 +20,7 @@ class Expect(Part, frozen=True, kw_only=True):
     always     laws that the scenario is about, by name
     sometimes  situations that must be reached, by name
     events     exact number of facts of a kind: `upload_aborted = 1`
-    verdicts   exact number of words from ranks and the producer with this verdict: duplicate, stale, future, conflict
+    verdicts   exact number of reports from ranks and the producer with this verdict: duplicate, stale, future, conflict
     final      figures at the end, exactly: what `kvsweep scenario run --json` shows under `figures`
     steps      judged: each step ends as it says; free: a step may be refused, abort, find nothing to speak of, or be
                left behind where it waits for long: for scenarios that nobody has written. Laws are judged all the same

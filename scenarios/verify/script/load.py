@@ -180,7 +180,7 @@ def _fault(path: str, fault: f.Fault) -> Found:
     if isinstance(fault, f.Stall | f.Fail | f.PartialWrite) and fault.on.message not in COMMANDS:
         yield f"{path}.on.message", f"a command to a rank, of {sorted(COMMANDS)}", repr(fault.on.message)
     if isinstance(fault, f.StaleEpoch | f.WrongOwner) and fault.on.message != "done":
-        yield f"{path}.on.message", "'done', a rank's word", repr(fault.on.message)
+        yield f"{path}.on.message", "'done', a rank's report", repr(fault.on.message)
     passed = RANK_MESSAGES | ({"acknowledged"} if isinstance(fault, f.Duplicate) else frozenset())
     if isinstance(fault, f.Reorder | f.Drop | f.Duplicate) and fault.on.message not in passed:
         yield f"{path}.on.message", f"a message to or from a rank, of {sorted(passed)}", repr(fault.on.message)

@@ -169,13 +169,13 @@ class Mischief:
             faults.hold.add(number)
             self._timeline.both(fault.turns, fault.until).then(lambda: faults.hold.discard(number))
 
-    def _forged(self, fault: f.StaleEpoch | f.WrongOwner, word: Done) -> Done:
+    def _forged(self, fault: f.StaleEpoch | f.WrongOwner, report: Done) -> Done:
         if isinstance(fault, f.StaleEpoch):
-            return replace(word, process_epoch=word.process_epoch - 1)
+            return replace(report, process_epoch=report.process_epoch - 1)
         state: State = self._cluster.driver.state
         other = state.requests.get(fault.request)
         key = other.key if other is not None else RequestKey(fault.request, 1)
-        return replace(word, operation=replace(word.operation, request=key))
+        return replace(report, operation=replace(report.operation, request=key))
 
     # ---- moments
 

@@ -36,18 +36,18 @@ class Front:
         ready = [effect for effect, gate in self._to if gate.is_open or self._timeline.over]
         self._to = [(effect, gate) for effect, gate in self._to if not (gate.is_open or self._timeline.over)]
         self._producer.perform(ready)
-        words = []
-        for word in self._producer.poll():
-            arrives, gate, more = self._mischief.on_producer(word)
+        reports = []
+        for report in self._producer.poll():
+            arrives, gate, more = self._mischief.on_producer(report)
             if arrives and gate is None:
-                words.append(word)
+                reports.append(report)
             elif arrives and gate is not None:
-                self._from.append((word, gate))
+                self._from.append((report, gate))
                 gate.then(self._timeline.clock.ring)
-            words += [word] * more
-        words += [word for word, gate in self._from if gate.is_open or self._timeline.over]
-        self._from = [(word, gate) for word, gate in self._from if not (gate.is_open or self._timeline.over)]
-        return words
+            reports += [report] * more
+        reports += [report for report, gate in self._from if gate.is_open or self._timeline.over]
+        self._from = [(report, gate) for report, gate in self._from if not (gate.is_open or self._timeline.over)]
+        return reports
 
     def forget(self, request: RequestKey) -> None:
         self._producer.forget(request)

@@ -97,7 +97,7 @@ class Mishaps:
         return f.Stall(on=self._message(*COMMANDS), turns=turns, until=until)
 
     def _late_start(self) -> tuple[f.Fault, ...]:
-        """A command that comes after the word on its cancel: a rank that obeyed it would write into others' blocks."""
+        """A command that comes after its cancel was reported: a rank that obeyed would write into others' blocks."""
         rank, name = self._random.randrange(self._world.ranks), self._random.choice(COMMANDS)
         on = Message(message=name, rank=rank, occurrence=self._random.randint(1, 5))  # type: ignore[arg-type]
         delay = f.Delay(on=on, until=Moment(event="transfer_settled", rank=rank))

@@ -286,7 +286,7 @@ class Workload:
     def _say(self) -> list[s.Step]:
         if (of := self._asked()) is None:
             return []
-        word = s.Say(
+        report = s.Say(
             of=of,
             rank=self._random.randrange(self._world.ranks),
             outcome=self._random.choice(("completed", "failed", "nonsense")),
@@ -296,11 +296,11 @@ class Workload:
             pool_generation=self._random.choice((0, 0, 0, 1)),
             life=self._random.choice((0, 0, 0, -1, 1)),
         )
-        honest = not (word.process_epoch or word.map_revision or word.pool_generation or word.life)
-        if honest and word.operation != 1000 and word.outcome != "nonsense":
-            # A rank's own name under words that it has not said: nobody could see that this is a lie.
-            return [replace(word, operation=1000)]
-        return [word]
+        honest = not (report.process_epoch or report.map_revision or report.pool_generation or report.life)
+        if honest and report.operation != 1000 and report.outcome != "nonsense":
+            # A rank's own name under reports that it has not sent: nobody could see that this is a lie.
+            return [replace(report, operation=1000)]
+        return [report]
 
     def _await(self) -> list[s.Step]:
         if not self._waiting:

@@ -245,7 +245,7 @@ def test_f2_the_facts_before_an_acknowledgement_are_its_operation_and_its_speake
     assert found.facts[-1].stream == "the pool"
 
 
-def test_a_word_on_another_request_s_operation_names_whose_it_is(written: Any) -> None:
+def test_a_report_on_another_request_s_operation_names_whose_it_is(written: Any) -> None:
     events = list(written.events)
     second = next(at for at, event in enumerate(events) if isinstance(event, e.PlanRefused))
     twin, first = events[second].request, next(event for event in events if isinstance(event, e.TransferStarted))
@@ -276,7 +276,7 @@ def test_e3_a_plan_says_how_and_what_it_stands_on(ledger: Ledger, written: Any) 
     assert [fact.type for fact in retained.facts] == ["RequestOpened", "BlocksSelected", "ResidencyCommitted"]
 
 
-def test_a_late_word_on_a_forgotten_life_is_explained_in_the_pool_s_stream(written: Any) -> None:
+def test_a_late_report_on_a_forgotten_life_is_explained_in_the_pool_s_stream(written: Any) -> None:
     """F2: nobody knows the life any more; the rule is the same as when it was judged."""
     ack: Any = next(event for event in written.events if isinstance(event, e.AckIgnored))
     rule = "operation neither open nor settling"
@@ -289,7 +289,7 @@ def test_a_late_word_on_a_forgotten_life_is_explained_in_the_pool_s_stream(writt
     assert found.changes == ()
 
 
-def test_an_operation_of_many_words_is_told_by_its_latest(written: Any) -> None:
+def test_an_operation_of_many_reports_is_told_by_its_latest(written: Any) -> None:
     events = list(written.events)
     index = next(at for at, event in enumerate(events) if isinstance(event, e.AckIgnored))
     event: Any = events[index]

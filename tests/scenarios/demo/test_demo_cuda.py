@@ -77,7 +77,7 @@ def test_g3_a_storm_over_the_cuda_device_loses_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(no_compiler, reason="no C++ compiler for the simulated driver")
 def test_a_device_that_is_lost_ends_the_run_with_its_name(tmp_path: Path) -> None:
-    """Not a wait for words that will never come, nor a word that nobody can vouch for."""
+    """Not a wait for reports that will never come, nor a report that nobody can vouch for."""
     driver = SimulatedDriver(seed=20260916)
     driver.failures["done"] = Failure(lost=True, after=5)
     options = DemoOptions(synthetic=True, prompt_tokens=64, block_size=8, every=4, tokens=8)

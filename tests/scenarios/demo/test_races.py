@@ -286,7 +286,7 @@ async def test_i_a_source_is_not_freed_while_a_transfer_may_read_it() -> None:
 
 @pytest.mark.anyio
 async def test_a_silent_rank_ends_in_abort_quarantine_and_a_reason() -> None:
-    """A deadline aborts and reports; only the rank's word, or the end of its process, ends the quarantine."""
+    """A deadline aborts and reports; only the rank's report, or the end of its process, ends the quarantine."""
     async with rig(deadline_s=0.2) as r:
         key = await r.opened("a")
         await r.round(key, [0, 1])

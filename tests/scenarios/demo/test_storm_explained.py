@@ -35,7 +35,7 @@ LINES = {
 
 @pytest.fixture(scope="module")
 def storm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]:
-    """A storm's ledger, and the position of the first word of each verdict."""
+    """A storm's ledger, and the position of the first report of each verdict."""
     path = tmp_path_factory.mktemp("storm") / "storm.ledger"
     options = DemoOptions(
         prompt_tokens=96, tokens=20, block_size=8, every=8, synthetic=True, requests=4, ranks=3, chaos=SEED
@@ -50,13 +50,13 @@ def storm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int
 
 
 @pytest.mark.parametrize("verdict", LINES)
-def test_f2_a_wrong_word_is_explained_by_its_rule_and_both_sides(
+def test_f2_a_wrong_report_is_explained_by_its_rule_and_both_sides(
     storm: tuple[Path, dict[str, int]],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     verdict: str,
 ) -> None:
-    """F2: repeated and old words change nothing; future and contradicting ones are refused."""
+    """F2: repeated and old reports change nothing; future and contradicting ones are refused."""
     path, positions = storm
     assert verdict in positions, f"seed {SEED}"
     explain: Command = command_of(monkeypatch, capsys)

@@ -189,14 +189,14 @@ async def test_a_pool_that_hands_out_a_held_block_is_found() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    ("word", "outcome"),
+    ("report", "outcome"),
     [
         (lambda done: done, "repeated"),
         (lambda done: Done(operation=done.operation, rank=9, process_epoch=5, outcome="completed"), "refused"),
         (lambda done: Done(operation=done.operation, rank=0, process_epoch=4, outcome="completed"), "ignored"),
     ],
 )
-async def test_f2_words_out_of_place_are_judged_alike(word: Callable[[Done], Done], outcome: str) -> None:
+async def test_f2_reports_out_of_place_are_judged_alike(report: Callable[[Done], Done], outcome: str) -> None:
     """F2: the driver's verdict and the oracle's are one, while a rank is silent."""
     async with rig() as r:
         key = await r.opened("a")
@@ -221,7 +221,7 @@ async def test_f2_words_out_of_place_are_judged_alike(word: Callable[[Done], Don
         opened = r.state(key).upload.open
         assert opened is not None
         said = Done(operation=opened.operation, rank=0, process_epoch=5, outcome="completed")
-        assert r.kv.handle(word(said)).outcome == outcome
+        assert r.kv.handle(report(said)).outcome == outcome
         r.stack.nodes[1].device.faults.hold.clear()
         await r.kv.until(lambda: r.state(key).upload.phase == "IDLE")
         assert r.details() == []

@@ -39,7 +39,7 @@ def test_a_copy_reads_its_sources_when_it_runs(device: LabelDevice) -> None:
     device.run(1)
     assert (device.memory[0], device.memory[device.blocks + 1]) == (7, 8)
     assert device.table(KEY, 1, 3, 1).tolist() == [1]
-    assert [word.outcome for word in device.poll()] == ["completed"]
+    assert [report.outcome for report in device.poll()] == ["completed"]
     assert device.poll() == []
 
 
@@ -61,7 +61,7 @@ def test_what_has_begun_is_not_cancelled_and_what_has_not_is() -> None:
     assert not device.tables
     device.run(1)
     device.run(1)
-    assert [word.outcome for word in device.poll()] == ["completed"]
+    assert [report.outcome for report in device.poll()] == ["completed"]
 
 
 def test_a_failure_keeps_what_was_copied_and_writes_no_row() -> None:
@@ -71,7 +71,7 @@ def test_a_failure_keeps_what_was_copied_and_writes_no_row() -> None:
     device.run(1)
     device.fail(1)
     assert (device.memory[0], device.tables) == (9, {})
-    assert [word.outcome for word in device.poll()] == ["failed"]
+    assert [report.outcome for report in device.poll()] == ["failed"]
 
 
 def test_moves_and_stores_go_their_way(device: LabelDevice) -> None:

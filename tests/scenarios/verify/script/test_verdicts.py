@@ -129,7 +129,7 @@ def test_g2_a_view_that_is_retired_under_its_readers_breaks_a_law(name: str) -> 
 
 
 def test_f1_ranks_that_are_counted_break_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second word of one rank is taken for the word of another."""
+    """A second report of one rank is taken for the report of another."""
     honest = acks.judge
 
     def counting(state: Any, ack: acks.Ack) -> acks.Verdict:
@@ -140,7 +140,7 @@ def test_f1_ranks_that_are_counted_break_a_law(monkeypatch: pytest.MonkeyPatch) 
         return honest(state, other)
 
     monkeypatch.setattr(reports, "judge", counting)
-    assert not run_script(shipped("one_word_twice")).passed
+    assert not run_script(shipped("one_report_twice")).passed
 
 
 def test_d8_sources_that_are_lost_before_the_copy_break_a_law(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from kvsweep.scenarios.verify.simulate.sweep import explain
 
 
 def test_only_what_the_failure_needs_is_left() -> None:
-    """A failure that hangs on one retain of b and one dropped word: all else goes, the world too."""
+    """A failure that hangs on one retain of b and one dropped report: all else goes, the world too."""
 
     def fails(script: Script) -> bool:
         check(script)
