@@ -39,7 +39,7 @@ from kvsweep.ledger.state import OpenOperation, Residency
 from kvsweep.runtime.core.core import Message
 from kvsweep.runtime.core.steps import HandedOut
 from kvsweep.runtime.driver import Driver
-from kvsweep.runtime.outbox import Outgoing
+from kvsweep.runtime.outbox import SendQueues
 from kvsweep.runtime.waiting import ANYTHING, IDLE, ROOM, Awaited, LogBell, Waiters, not_started, operation_of
 from kvsweep.runtime.waiting import RetainResult as RetainResult
 from kvsweep.runtime.waiting import UploadResult as UploadResult
@@ -76,7 +76,7 @@ class Coordinator:
         self._links = dict(links)
         self._on_release = on_release
         self._watches: dict[int, Awaited] = {}
-        self._outgoing = Outgoing(self._links, note=self.bad_frames.append)
+        self._outgoing = SendQueues(self._links, note=self.bad_frames.append)
         self._results: dict[int, Awaited] = {}
         self._for_producer: list[PublishKeepMap | Acknowledge] = []
         self._wake = anyio.Event()

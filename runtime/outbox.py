@@ -73,7 +73,7 @@ class _Queue:
         self.posted = anyio.Event()
 
 
-class Outgoing:
+class SendQueues:
     """One bounded queue a connected rank. What is posted to another is dropped: its operations end by deadline.
 
     note  is told when a rank is given up

@@ -1,4 +1,4 @@
-"""The world of a run: layout, pool sizes and living processes. What a ledger begins with, and is opened again with."""
+"""What a run is made of: layout, pool sizes, living processes. A ledger begins with it, and is opened again with it."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from kvsweep.ledger.state import PoolState
 from kvsweep.transports.pools import CpuPool, DevicePools, Pools
 
 
-class World(Struct, frozen=True, kw_only=True):
+class RunConfig(Struct, frozen=True, kw_only=True):
     """Sizes and process epochs that a run starts with."""
 
     layout: Layout
@@ -45,8 +45,8 @@ class World(Struct, frozen=True, kw_only=True):
             CpuPool(full_blocks=self.cpu_full_blocks, total_blocks=self.cpu_total_blocks),
         )
 
-    def newer_than(self, pool: PoolState) -> "World":
-        """The same world in processes that began after those the ledger knows: for hosts that run them all themselves.
+    def newer_than(self, pool: PoolState) -> "RunConfig":
+        """The same in processes that began after those the ledger knows: for hosts that run them all themselves.
 
         An epoch that is newer already stays as it is.
         """
@@ -55,13 +55,13 @@ class World(Struct, frozen=True, kw_only=True):
         return replace(self, ranks=ranks, producer_epoch=max(self.producer_epoch, pool.producer_epoch + 1))
 
     def expect_continues(self, pool: PoolState) -> None:
-        """Raise LogError naming every field in which this world cannot follow the one that the ledger began with.
+        """Raise LogError naming every field in which this cannot follow what the ledger began with.
 
         Sizes and layout are the same, every rank is a new process, and the producer is the one known or a newer one.
         """
         faults = [*self._changed(pool.run), *self._not_newer(pool)] if pool.run is not None else []
         if faults:
-            raise LogError(f"the ledger cannot go on in this world: {'; '.join(faults)}")
+            raise LogError(f"the ledger cannot go on with this run: {'; '.join(faults)}")
 
     def _changed(self, run: RunConfigured) -> Iterator[str]:
         for field in self.layout.__struct_fields__:

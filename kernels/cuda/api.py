@@ -22,7 +22,7 @@ Graph: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Bytes that kernels read and write, until `Driver.free`.
+    """Bytes that kernels read and write, until `CudaDriver.free`.
 
     owner  keeps them alive
     """
@@ -76,7 +76,7 @@ class DeviceArray:
         return True
 
 
-class Driver(Protocol):
+class CudaDriver(Protocol):
     """One CUDA device. Every call raises CudaError with its own name; nothing waits but `synchronize`, `write`, `read`.
 
     Copies and launches run later, in the order of their stream; they read host memory when they run. `record` marks

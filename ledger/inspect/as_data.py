@@ -9,27 +9,27 @@ from kvsweep.ledger.events import Event
 from kvsweep.ledger.ids import POOL, RequestKey, Rows, int32_view
 from kvsweep.ledger.state import RequestState, State
 
-Plain: TypeAlias = dict[str, Any]
+Builtins: TypeAlias = dict[str, Any]
 
 
-def plain(value: object) -> Any:
+def to_builtins(value: object) -> Any:
     """Rows become {layer: ids}, id bytes become lists of ids, structs become dicts by field name."""
     if isinstance(value, Rows):
         return {str(layer): ids for layer, ids in value.as_lists().items()}
     if isinstance(value, bytes):
         return int32_view(value).tolist()
     if isinstance(value, Struct):
-        return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
+        return {name: to_builtins(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, tuple | list):
-        return [plain(item) for item in value]
+        return [to_builtins(item) for item in value]
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): to_builtins(item) for key, item in value.items()}
     return value
 
 
-def plain_event(event: Event) -> Plain:
+def event_to_builtins(event: Event) -> Builtins:
     """An event by its field names, its type first."""
-    return {"type": type(event).__name__, **plain(event)}
+    return {"type": type(event).__name__, **to_builtins(event)}
 
 
 def named(request: RequestKey) -> str:
@@ -87,7 +87,7 @@ def figures(state: State, request: RequestState) -> Figures:
     )
 
 
-POOL_FACTS: Final[Mapping[str, Callable[[State], str]]] = {
+POOL_VALUES: Final[Mapping[str, Callable[[State], str]]] = {
     "pool generation": lambda state: str(state.pool.pool_generation),
     "ranks": lambda state: str(dict(state.pool.ranks)),
     "lost ranks": lambda state: str(list(state.pool.lost)),
@@ -99,9 +99,9 @@ POOL_FACTS: Final[Mapping[str, Callable[[State], str]]] = {
 """What an explanation compares of the pool, by name."""
 
 
-def facts(state: State, key: RequestKey) -> dict[str, str]:
+def state_values(state: State, key: RequestKey) -> dict[str, str]:
     """Everything that an explanation compares, by name."""
-    found = {name: read(state) for name, read in POOL_FACTS.items()}
+    found = {name: read(state) for name, read in POOL_VALUES.items()}
     requests = [state.request(key)] if key != POOL else list(state.requests.values())
     for request in requests:
         if request is None:

@@ -1,4 +1,4 @@
-"""The facts before an event that it depends on: of its operation, of who speaks, of what its plan stands on."""
+"""The events before one that it depends on: of its operation, of who speaks, of what its plan stands on."""
 
 from typing import Final
 
@@ -13,7 +13,7 @@ from kvsweep.ledger.store.log import LogStore, Position, Record
 from kvsweep.ledger.store.query import Where
 
 OF_OPERATION: Final = 24
-"""Facts about one operation that are shown, the newest: an operation has a few, and each rank adds one or two."""
+"""Events of one operation that are shown, the newest: an operation has a few, and each rank adds one or two."""
 
 OPERATIONS: Final = 4
 """Open and settling operations whose plans are shown, the newest."""
@@ -25,7 +25,7 @@ PLANS: Final = ("UploadPlanned", "RetainPlanned", "PlanRefused", "CommandRefused
 ACKS: Final = ("AckIgnored", "AckRefused")
 
 
-class Fact(Struct, frozen=True, kw_only=True):
+class EventLine(Struct, frozen=True, kw_only=True):
     """One earlier event, in a line."""
 
     position: Position
@@ -34,9 +34,9 @@ class Fact(Struct, frozen=True, kw_only=True):
     sentence: str
 
 
-def fact_of(record: Record) -> Fact:
+def event_line(record: Record) -> EventLine:
     event = record.event
-    return Fact(
+    return EventLine(
         position=record.position,
         type=type(event).__name__,
         stream="the pool" if event.request == POOL else named(event.request),
@@ -44,7 +44,7 @@ def fact_of(record: Record) -> Fact:
     )
 
 
-def facts_before(log: LogStore, position: Position, event: Event, request: RequestState | None) -> tuple[Fact, ...]:
+def causes_of(log: LogStore, position: Position, event: Event, request: RequestState | None) -> tuple[EventLine, ...]:
     """Earlier events that the one at `position` depends on, in order; `request` is its life as it found it."""
     found: dict[Position, Record] = {}
     name, operation = type(event).__name__, getattr(event, "operation", None)
@@ -76,4 +76,4 @@ def facts_before(log: LogStore, position: Position, event: Event, request: Reque
             held = sorted(one.operation.operation_id for one in (*request.open_operations(), *request.settling))
             for number in held[-OPERATIONS:]:
                 add(1, Where(lives=(event.request,), types=BEGINS, operation=number, until=position - 1))
-    return tuple(fact_of(found[at]) for at in sorted(found))
+    return tuple(event_line(found[at]) for at in sorted(found))

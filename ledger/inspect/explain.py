@@ -1,4 +1,4 @@
-"""Why an event is where it is: the facts before it, the rule that let it in or kept it out, and what it changed."""
+"""Why an event is where it is: the events before it, the rule that let it in or kept it out, and what it changed."""
 
 from collections.abc import Collection, Mapping
 from typing import Final
@@ -20,8 +20,8 @@ from kvsweep.ledger.events import (
 )
 from kvsweep.ledger.fold import legal_now
 from kvsweep.ledger.ids import POOL, RequestKey, Rows
-from kvsweep.ledger.inspect.as_data import Plain, facts, named, plain_event
-from kvsweep.ledger.inspect.causes import Fact, facts_before
+from kvsweep.ledger.inspect.as_data import Builtins, event_to_builtins, named, state_values
+from kvsweep.ledger.inspect.causes import EventLine, causes_of
 from kvsweep.ledger.inspect.lives import Frame, fold_lives, open_lives, operations_begun
 from kvsweep.ledger.inspect.sentences import sentence
 from kvsweep.ledger.state import RequestState, State
@@ -81,7 +81,7 @@ CLAUSES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Contract clauses that each event serves."""
 
-WORDS: Final[Mapping[str, str]] = {
+CLAUSE_TITLES: Final[Mapping[str, str]] = {
     "A1": "named sources instead of gathered copies",
     "A2": "each cost is counted by whoever did the work",
     "B1": "when one table may be rewritten for all layers",
@@ -235,12 +235,12 @@ class Change(Struct, frozen=True, kw_only=True):
 
 class Explanation(Struct, frozen=True, kw_only=True):
     position: Position
-    event: Plain
+    event: Builtins
     sentence: str
     clauses: tuple[str, ...]
     words: dict[str, str]  # clause -> what it is about
     state: str  # life/upload/retain/store before the event
-    facts: tuple[Fact, ...]  # earlier events that it depends on, in order
+    facts: tuple[EventLine, ...]  # earlier events that it depends on, in order
     steps: tuple[Step, ...]  # empty: no machine moves, the event is recorded only
     rules: tuple[str, ...]  # joint rules that were asked, 'name (clause)'
     legal: tuple[str, ...]  # every event that the tables took before it; joint rules may forbid some
@@ -268,11 +268,11 @@ def explain(log: LogStore, position: Position) -> Explanation:
     if isinstance(record.event, e.AckIgnored | e.AckRefused):
         frame = _as_judged(log, frame, record.event)
     request = _before(frame)
-    return replace(explain_frame(frame), facts=facts_before(log, position, frame.event, request))
+    return replace(explain_frame(frame), facts=causes_of(log, position, frame.event, request))
 
 
 def explain_frame(frame: Frame) -> Explanation:
-    """Explain one event by the states around it alone: without the facts before it."""
+    """Explain one event by the states around it alone: without the events before it."""
     event = frame.event
     request = _before(frame)
     name = type(event).__name__
@@ -281,10 +281,10 @@ def explain_frame(frame: Frame) -> Explanation:
     clauses = CLAUSES[name] if found is None else tuple(dict.fromkeys((*found.clauses, *CLAUSES[name])))
     return Explanation(
         position=frame.position,
-        event=plain_event(event),
+        event=event_to_builtins(event),
         sentence=sentence(event),
         clauses=clauses,
-        words={clause: WORDS[clause] for clause in (*clauses, *(rule.clause for rule in asked))},
+        words={clause: CLAUSE_TITLES[clause] for clause in (*clauses, *(rule.clause for rule in asked))},
         state="pool" if request is None else request.describe(),
         facts=(),
         steps=() if request is None else _steps(request, event),
@@ -350,7 +350,7 @@ def _as_judged(log: LogStore, frame: Frame, event: e.AckIgnored | e.AckRefused) 
 
 
 def _before(frame: Frame) -> RequestState | None:
-    """The request as the event found it; a life that begins is still new. None for the pool's facts."""
+    """The request as the event found it; a life that begins is still new. None for the pool's events."""
     key = frame.event.request
     if key == POOL:
         return None
@@ -370,7 +370,10 @@ def _steps(request: RequestState, event: Event) -> tuple[Step, ...]:
 
 
 def _changes(frame: Frame) -> tuple[Change, ...]:
-    before, after = facts(frame.before, frame.event.request), facts(frame.after, frame.event.request)
+    before, after = (
+        state_values(frame.before, frame.event.request),
+        state_values(frame.after, frame.event.request),
+    )
     return tuple(
         Change(what=what, before=before.get(what, "-"), after=after.get(what, "-"))
         for what in {**before, **after}

@@ -11,7 +11,7 @@ from kvsweep.ledger.errors import LayoutError, SettingsError
 from kvsweep.ledger.folding import fold_between
 from kvsweep.ledger.ids import POOL, RequestKey
 from kvsweep.ledger.inspect.as_data import Figures, figures
-from kvsweep.ledger.inspect.diff import Parting, diff
+from kvsweep.ledger.inspect.diff import LedgerDiff, diff
 from kvsweep.ledger.inspect.explain import Explanation, explain
 from kvsweep.ledger.inspect.lives import Frame, begin, bound, follow, lives_at
 from kvsweep.ledger.inspect.stats import Stats, stats
@@ -230,7 +230,7 @@ class Ledger:
         """The life of one device block: owners, holders of each area, writes. Raises as `block_life.why_block`."""
         return why_block(self.log, Block(group, block), until=until, lives=lives, events=events)
 
-    def diff(self, other: "Ledger", *, every_event: bool = False, progress: Progress | None = None) -> Parting:
+    def diff(self, other: "Ledger", *, every_event: bool = False, progress: Progress | None = None) -> LedgerDiff:
         """The first event in which two ledgers differ, and the states there."""
         return diff(self.log, other.log, every_event=every_event, progress=progress)
 

@@ -10,7 +10,7 @@ from kvsweep.ledger import events as e
 from kvsweep.ledger.errors import LayoutError
 from kvsweep.ledger.events import Event
 from kvsweep.ledger.ids import POOL, Int32, RequestKey, int32_view
-from kvsweep.ledger.inspect.causes import Fact, fact_of
+from kvsweep.ledger.inspect.causes import EventLine, event_line
 from kvsweep.ledger.inspect.lives import Frame, begin, bound, fold_from, sharers, start
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.ownership import Holder, Holding
@@ -70,7 +70,7 @@ class Watch:
         self._written: list[Hold] = []
         self._owned: dict[RequestKey, Owner] = {}
         self._owners: list[Owner] = []
-        self._facts: dict[Position, Fact] = {}
+        self._events: dict[Position, EventLine] = {}
 
     def begin(self, position: Position, state: State) -> None:
         """A fold begins here: what is held, is held at least since then."""
@@ -78,11 +78,11 @@ class Watch:
 
     def see(self, frame: Frame) -> None:
         self.events_seen += 1
-        spoken = self._speaks(frame.event)
-        if self._compare(frame.position, frame.before, frame.after) or spoken:
-            self._facts[frame.position] = fact_of(Record(position=frame.position, event=frame.event))
+        reported = self._reports(frame.event)
+        if self._compare(frame.position, frame.before, frame.after) or reported:
+            self._events[frame.position] = event_line(Record(position=frame.position, event=frame.event))
 
-    def _speaks(self, event: Event) -> bool:
+    def _reports(self, event: Event) -> bool:
         """A report on an operation that holds the block now."""
         operation = getattr(event, "operation", None)
         return operation is not None and any(
@@ -156,8 +156,8 @@ class Watch:
     def holds(self) -> tuple[Hold, ...]:
         return tuple(sorted((*self._ended, *self._open.values()), key=lambda one: (one.since, one.layer, one.kind)))
 
-    def facts(self) -> tuple[Fact, ...]:
-        return tuple(self._facts[position] for position in sorted(self._facts))
+    def events(self) -> tuple[EventLine, ...]:
+        return tuple(self._events[position] for position in sorted(self._events))
 
     def writes(self) -> tuple[Write, ...]:
         written = {(hold.since, hold.layer, hold.kind, hold.number) for hold in self._written}
@@ -224,7 +224,7 @@ class BlockLife(Struct, frozen=True, kw_only=True):
     owners: tuple[Owner, ...]
     holds: tuple[Hold, ...]
     writes: tuple[Write, ...]
-    events: tuple[Fact, ...]  # those that changed who holds it, and the reports on its operations in between
+    events: tuple[EventLine, ...]  # those that changed who holds it, and the reports on its operations in between
     left_out: int
 
     def at(self, position: Position) -> tuple[Hold, ...]:
@@ -288,7 +288,7 @@ def why_block(
         owners=watch.owners(),
         holds=watch.holds(),
         writes=watch.writes(),
-        events=watch.facts(),
+        events=watch.events(),
         left_out=sum(life not in folded for _, life in reserved),
     )
 

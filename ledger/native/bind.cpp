@@ -1,4 +1,4 @@
-// The Python edge of the ledger's native part. kvsweep.ledger.store.encoding, forms and hashing are its only callers.
+// The Python edge of the ledger's native part. kvsweep.ledger.store.encoding, typecheck and hashing are its only callers.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
@@ -14,7 +14,7 @@
 #include "chain.hpp"
 #include "crc.hpp"
 #include "encode.hpp"
-#include "forms.hpp"
+#include "typecheck.hpp"
 #include "sha256.hpp"
 
 namespace nb = nanobind;
@@ -34,7 +34,7 @@ Schema& schema_in(nb::handle capsule) {
     return *found;
 }
 
-constexpr const char* forms_name = "kvsweep.ledger.typecheck";
+constexpr const char* typecheck_name = "kvsweep.ledger.typecheck";
 
 // The capsule owns it from here on.
 template <class Made>
@@ -73,8 +73,8 @@ PyObject* encode(PyObject* schema, PyObject* events) noexcept {
 PyMethodDef encode_method = {"encode_part", encode, METH_O, "Check and encode a batch."};
 
 // Called for every message.
-PyObject* fine(PyObject* forms, PyObject* value) noexcept {
-    const auto* found = static_cast<const Forms*>(PyCapsule_GetPointer(forms, forms_name));
+PyObject* fine(PyObject* trees, PyObject* value) noexcept {
+    const auto* found = static_cast<const TypeCheck*>(PyCapsule_GetPointer(trees, typecheck_name));
     return found == nullptr ? nullptr : PyBool_FromLong(found->fine(value));
 }
 
@@ -94,7 +94,7 @@ nb::object bind_encoder(nb::handle schema) {
 }
 
 nb::object bind_checker(nb::handle told) {
-    return function_of(fine_method, capsule_of(std::make_unique<Forms>(told), forms_name));
+    return function_of(fine_method, capsule_of(std::make_unique<TypeCheck>(told), typecheck_name));
 }
 
 struct Bytes {

@@ -219,7 +219,7 @@ bool Reader::value(const Shape& shape) {
     switch (shape.kind) {
         case Kind::count:
             return integer(number) && number >= 0;
-        case Kind::word:
+        case Kind::integer:
             return integer(number);
         case Kind::seconds:
             return at_ < end_ && *at_ == 0xCB && skip(9);

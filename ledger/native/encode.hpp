@@ -15,7 +15,7 @@ namespace kvsweep::ledger {
 // What the type of a field does not say by itself decides; kvsweep.ledger.store.checks is the reference.
 enum class Kind {
     count,     // int in [0, 2^63)
-    word,      // int of 64 bits
+    integer,   // int of 64 bits
     seconds,   // float, finite, 0 or more
     text,      // str
     one_of,    // str, one of a few

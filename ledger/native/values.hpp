@@ -244,7 +244,7 @@ bool put_value(Sink& sink, const Shape& shape, PyObject* value) {
     switch (shape.kind) {
         case Kind::count:
             return put_number(sink, value, 0);
-        case Kind::word:
+        case Kind::integer:
             return put_number(sink, value, INT64_MIN);
         case Kind::seconds: {
             if (Sink::checks && !PyFloat_CheckExact(value)) {

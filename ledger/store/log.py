@@ -132,8 +132,8 @@ class LogStore(Protocol):
 
         A store that queues hands it to its thread, waits for nothing, and stores batches in their order.
 
-        The fence is each event's (request, epoch, seq): it must be the next of its stream, else SequenceConflict names
-        the expected and the found number and nothing is stored. `expected` fences the whole ledger too: the position
+        Checked is each event's (request, epoch, seq): it must be the next of its stream, else SequenceConflict names
+        the expected and the found number and nothing is stored. `expected` checks the whole ledger too: the position
         that the writer believes to be the last. An empty batch changes nothing. Raises LogError when an event cannot
         be encoded, when the store is full, closed or read-only, or when a write has failed before.
         """

@@ -15,7 +15,7 @@ from kvsweep.ledger.store.log import Position
 from kvsweep.runtime.clock import MachineClock, TurnClock
 from kvsweep.runtime.driver import Driver
 from kvsweep.runtime.recovery import newer
-from kvsweep.runtime.run_config import World
+from kvsweep.runtime.run_config import RunConfig
 from kvsweep.runtime.settings import Settings
 from kvsweep.runtime.stores import open_store
 from kvsweep.scenarios.demo.attention import ContiguousKv
@@ -35,7 +35,7 @@ from kvsweep.scenarios.demo.options import (
 )
 from kvsweep.scenarios.demo.result import DemoResult, Run, model_of, not_run, result_of
 from kvsweep.scenarios.demo.sampling import Sampler
-from kvsweep.scenarios.demo.stack import Stack, kernels_of, layout_of, world_of
+from kvsweep.scenarios.demo.stack import Stack, kernels_of, layout_of, run_config_of
 from kvsweep.scenarios.demo.text import load_text
 from kvsweep.scenarios.demo.weather import Storm, links
 from kvsweep.scenarios.evidence import evidence
@@ -130,7 +130,7 @@ def run_demo(
     seconds["load"] = clock() - started
     layout = layout_of(bundle.model.config, model_hash=bundle.sha256 or "synthetic", block_size=options.block_size)
     layout.shard(0, options.ranks)  # refuses more ranks than KV heads before anything is written
-    world = world_of(
+    config = run_config_of(
         layout,
         tokens=len(prompts[0]) + limit + DRAFT_TOKENS + 1,
         settings=settings,
@@ -139,7 +139,7 @@ def run_demo(
         tight=options.chaos is not None,
     )
     parts = ", ".join(filter(None, (describe(kernels_of(settings)), device_name)))
-    driver = _open(options, settings, world, bundle, command, parts, acks, go_on=go_on)
+    driver = _open(options, settings, config, bundle, command, parts, acks, go_on=go_on)
     started = clock()
     try:
         stack, fleet, storm = anyio.run(
@@ -167,7 +167,7 @@ def run_demo(
 def _open(
     options: DemoOptions,
     settings: Settings,
-    world: World,
+    config: RunConfig,
     bundle: Bundle,
     command: list[str],
     parts: str,
@@ -181,7 +181,7 @@ def _open(
         if log.durable() and not go_on:
             found = f"{settings.log.url}: expected a new ledger, found one with events"
             raise LogError(f"{found}; give another path, or --go-on")
-        world = newer(world, log)
+        config = newer(config, log)
     except BaseException:
         log.close()
         raise
@@ -189,7 +189,7 @@ def _open(
         log.watch(acks)
     return Driver.open(
         settings,
-        world,
+        config,
         evidence=evidence(
             command=command,
             seed=options.seed,

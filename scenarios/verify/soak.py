@@ -26,7 +26,7 @@ from kvsweep.ledger.state import RequestState
 from kvsweep.ledger.store.memory import MemoryLog
 from kvsweep.runtime.clock import TurnClock
 from kvsweep.runtime.core.upload_plan import adoptable, keep_slots
-from kvsweep.runtime.driver import Driver, World
+from kvsweep.runtime.driver import Driver, RunConfig
 from kvsweep.runtime.selection import select_blocks
 from kvsweep.runtime.settings import Settings
 from kvsweep.scenarios.demo.stack import Stack
@@ -88,7 +88,7 @@ class Soak:
             seed=self.seed,
         )
         blocks = self.requests * (BLOCKS + LIFE_ROUNDS + 8)
-        world = World(
+        config = RunConfig(
             layout=self.layout,
             ranks=tuple((rank, 1) for rank in range(self.ranks)),
             producer_epoch=1,
@@ -97,7 +97,7 @@ class Soak:
             cpu_total_blocks=blocks,
         )
         log = MemoryLog(max_events=max(1_000_000, 200 * self.rounds))
-        self.driver = Driver.open(settings, world, log=log, deadlines=TurnClock())
+        self.driver = Driver.open(settings, config, log=log, deadlines=TurnClock())
         started = time.perf_counter()
         async with Stack(self.driver) as stack:
             self.stack = stack

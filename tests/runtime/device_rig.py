@@ -25,7 +25,7 @@ from kvsweep.ledger.state import RequestState, View
 from kvsweep.runtime.clock import Clock
 from kvsweep.runtime.core.steps import HandedOut
 from kvsweep.runtime.core.upload_plan import keep_slots
-from kvsweep.runtime.driver import Driver, World
+from kvsweep.runtime.driver import Driver, RunConfig
 from kvsweep.transports.host import HostDevice
 from kvsweep.transports.producer import HostProducer
 from kvsweep.transports.rank import RankWorker
@@ -62,7 +62,7 @@ class DeviceRig:
         self.workers = [
             RankWorker(device, rank=rank, process_epoch=RANKS[rank][1]) for rank, device in enumerate(self.devices)
         ]
-        world = World(
+        world = RunConfig(
             layout=self.layout,
             ranks=RANKS[:ranks],
             producer_epoch=PRODUCER,

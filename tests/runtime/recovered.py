@@ -14,7 +14,7 @@ from kvsweep.ledger.messages import Acknowledge, Acknowledged, Cancel, PublishKe
 from kvsweep.ledger.state import EMPTY, State
 from kvsweep.ledger.store.digest import Digest
 from kvsweep.ledger.store.log import LogStore
-from kvsweep.runtime.driver import Driver, World
+from kvsweep.runtime.driver import Driver, RunConfig
 
 NEWER = replace(WORLD, ranks=tuple((rank, 1000 + rank) for rank, _ in RANKS))
 
@@ -23,7 +23,7 @@ def folded(events: Iterable[Event]) -> State:
     return apply_all(EMPTY, events)
 
 
-def recovered(log: LogStore, world: World = NEWER) -> Driver:
+def recovered(log: LogStore, world: RunConfig = NEWER) -> Driver:
     return Driver.open(make_settings(), world, log=log, clock=lambda: 0.0)
 
 

@@ -40,10 +40,10 @@ from kvsweep.ledger.store.log import Level, Position
 from kvsweep.ledger.store.memory import MemoryLog
 from kvsweep.runtime.core.core import Message
 from kvsweep.runtime.core.upload_plan import keep_slots
-from kvsweep.runtime.driver import Driver, World
+from kvsweep.runtime.driver import Driver, RunConfig
 
 LAYOUT = make_layout(2, sliding=1)
-WORLD = World(
+WORLD = RunConfig(
     layout=LAYOUT, ranks=RANKS, producer_epoch=PRODUCER, device_blocks=(24, 24), cpu_full_blocks=48, cpu_total_blocks=56
 )
 NAMES = ("a", "b", "c")

@@ -33,7 +33,7 @@ from kvsweep.ledger.messages import (
 )
 from kvsweep.ledger.store.memory import MemoryLog
 from kvsweep.runtime.coordinator import Coordinator
-from kvsweep.runtime.driver import Driver, World
+from kvsweep.runtime.driver import Driver, RunConfig
 from kvsweep.transports.producer import HostProducer
 
 FIRST: Ids = {0: [0, 2], 1: [1, 2]}
@@ -272,13 +272,13 @@ def test_j1_the_evidence_of_each_life_is_in_the_ledger() -> None:
         ),
     ],
 )
-def test_d4_another_world_is_refused_by_every_field_that_differs(world: World, said: str) -> None:
+def test_d4_another_world_is_refused_by_every_field_that_differs(world: RunConfig, said: str) -> None:
     log = MemoryLog()
     log.append(events_of(begun()[0]))
     kept = log.durable()
     with pytest.raises(LogError) as caught:
         recovered(log, world)
-    assert str(caught.value) == f"the ledger cannot go on in this world: {said}"
+    assert str(caught.value) == f"the ledger cannot go on with this run: {said}"
     copy = MemoryLog()
     copy.append(events_of(begun()[0]))
     assert copy.durable() == kept

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy.typing as npt
 
 from kvsweep.kernels import Packing
-from kvsweep.kernels.cuda.api import Driver, Event, Stream
+from kvsweep.kernels.cuda.api import CudaDriver, Event, Stream
 from kvsweep.kernels.cuda.errors import CudaError
 from kvsweep.kernels.cuda.launch import Launcher
 from kvsweep.kernels.cuda.rows import descriptor_bytes
@@ -80,7 +80,7 @@ class CudaDevice(ServedRows):
 
     def __init__(
         self,
-        driver: Driver,
+        driver: CudaDriver,
         layout: Layout,
         *,
         cpu: BlockMemory,

@@ -31,7 +31,7 @@ from kvsweep.ledger.messages import (
 )
 from kvsweep.runtime.core.core import Core
 from kvsweep.runtime.core.upload_plan import keep_slots
-from kvsweep.runtime.driver import Driver, World
+from kvsweep.runtime.driver import Driver, RunConfig
 from kvsweep.runtime.selection import select_blocks
 from kvsweep.runtime.settings import Settings
 
@@ -141,7 +141,7 @@ class RoundBench:
             transfer={"deadline_s": 600.0},
         )
         self.kernels: Any = TimedKernels(choose_kernels(settings.kernels.choice), self.lap)
-        self.world = World(
+        self.config = RunConfig(
             layout=self.layout,
             ranks=tuple((rank, 1 + rank) for rank in range(size.ranks)),
             producer_epoch=1,
@@ -149,7 +149,7 @@ class RoundBench:
             cpu_full_blocks=size.requests * size.blocks,
             cpu_total_blocks=size.requests * size.blocks,
         )
-        self.driver = Driver.open(settings, self.world)
+        self.driver = Driver.open(settings, self.config)
         self.driver.core = Core(settings, state=self.driver.state, kernels=self.kernels)
         self.scores: dict[RequestKey, np.ndarray] = {}
         self.revision = 0
@@ -225,9 +225,9 @@ class RoundBench:
         if operation is None:
             raise LookupError("nothing was started")
         self._take_back()
-        for rank, epoch in self.world.ranks:  # each knows its own: nobody asks the coordinator
+        for rank, epoch in self.config.ranks:  # each knows its own: nobody asks the coordinator
             driver.handle(Done(operation=operation, rank=rank, process_epoch=epoch, outcome="completed"))
-        driver.handle(Acknowledged(operation=operation, process_epoch=self.world.producer_epoch))
+        driver.handle(Acknowledged(operation=operation, process_epoch=self.config.producer_epoch))
         self._take_back()
 
     def _take_back(self) -> None:

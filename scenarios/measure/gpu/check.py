@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from kvsweep.kernels.cuda.api import Driver
+from kvsweep.kernels.cuda.api import CudaDriver
 from kvsweep.scenarios.evidence import source_hashes
 from kvsweep.scenarios.measure.gpu.bandwidth import measure, missing_peers
 from kvsweep.scenarios.measure.gpu.bench import SEED, Bench
@@ -92,7 +92,7 @@ class Check:
     seconds  after which no further section is begun
     """
 
-    driver: Driver
+    driver: CudaDriver
     folder: Path
     small: bool = False
     sections: Sequence[SectionName] = SECTIONS

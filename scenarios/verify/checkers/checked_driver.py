@@ -9,7 +9,7 @@ from kvsweep.ledger.messages import Acknowledged, Done, Turn
 from kvsweep.ledger.store.log import LogStore
 from kvsweep.runtime.core.core import Message
 from kvsweep.runtime.core.steps import HandedOut
-from kvsweep.runtime.driver import Driver, World
+from kvsweep.runtime.driver import Driver, RunConfig
 from kvsweep.runtime.settings import Settings
 from kvsweep.scenarios.verify.checkers.acks import Acks
 from kvsweep.scenarios.verify.checkers.breaks import Break
@@ -76,7 +76,7 @@ class CheckedDriver(Driver):
         self.watch(self.checks.see)
 
     @classmethod
-    def open(cls, settings: Settings, world: World, **options: Any) -> "CheckedDriver":
+    def open(cls, settings: Settings, world: RunConfig, **options: Any) -> "CheckedDriver":
         """As `Driver.open`, with the same options."""
         driver = super().open(settings, world, **options)
         if not isinstance(driver, cls):

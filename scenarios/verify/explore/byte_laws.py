@@ -10,7 +10,7 @@ from kvsweep.ledger.ids import HOLE, int32_view
 from kvsweep.ledger.messages import MoveBlocks, StoreBlocks
 from kvsweep.ledger.ownership import Holder, HolderKind
 from kvsweep.ledger.state import RequestState
-from kvsweep.scenarios.verify.explore.coordinator_state import Cells, Coordinator
+from kvsweep.scenarios.verify.explore.coordinator_state import Cells, CoordinatorState
 from kvsweep.scenarios.verify.explore.device import UNCONFIRMED, label, say
 from kvsweep.scenarios.verify.explore.rank import Rank
 from kvsweep.transports.device import DeviceWork
@@ -42,7 +42,7 @@ class Expected(Struct, frozen=True, array_like=True):
     under_way: tuple["Leased", ...]
 
 
-def expected(coordinator: Coordinator) -> Expected:
+def expected(coordinator: CoordinatorState) -> Expected:
     world, state = coordinator.world, coordinator.state
     views, device, cpu, under_way = [], [], [], []
     for request in state.requests.values():
@@ -72,7 +72,7 @@ def expected(coordinator: Coordinator) -> Expected:
     )
 
 
-def _leased(coordinator: Coordinator, request: RequestState, number: int) -> Leased:
+def _leased(coordinator: CoordinatorState, request: RequestState, number: int) -> Leased:
     holders = coordinator.state.ownership.holders(request.key)
     held = [holders[Holder(kind, number)] for kind in KINDS if Holder(kind, number) in holders]
     return Leased(
@@ -84,7 +84,7 @@ def _leased(coordinator: Coordinator, request: RequestState, number: int) -> Lea
     )
 
 
-def _tail_cells(coordinator: Coordinator, request: RequestState) -> list[Cell]:
+def _tail_cells(coordinator: CoordinatorState, request: RequestState) -> list[Cell]:
     """A confirmed tail block is whole; one that decoding still writes is its own."""
     found = []
     for block in request.tail:

@@ -97,7 +97,7 @@ class Reads(Struct, frozen=True, array_like=True):
     requests: tuple[Cells, ...]
 
 
-class Coordinator:
+class CoordinatorState:
     """Changed only through `fork`. Messages that were sent stay under way for ever: they may come late or again.
 
     sent   commands to ranks
@@ -139,8 +139,8 @@ class Coordinator:
         self._keep(oracles)
         self.grown = beside.begins(self.state) if beside is not None else None
 
-    def fork(self) -> "Coordinator":
-        twin = Coordinator.__new__(Coordinator)
+    def fork(self) -> "CoordinatorState":
+        twin = CoordinatorState.__new__(CoordinatorState)
         twin.world, twin.beside, twin.grown, twin.differs = self.world, self.beside, self.grown, self.differs
         twin.core, twin.pools = self.core.fork(), self.pools
         twin.sent, twin.acks, twin.reads = self.sent, self.acks, dict(self.reads)
@@ -172,7 +172,7 @@ class Coordinator:
 
     # ---- what happens: each on a fork
 
-    def handles(self, message: Message) -> tuple["Coordinator", Turn, tuple[Poke, ...]]:
+    def handles(self, message: Message) -> tuple["CoordinatorState", Turn, tuple[Poke, ...]]:
         """One message through the one door, pools asked as the driver asks them; then the turn's effects."""
         twin, oracles = self.fork(), Oracles(self.books)
         oracles.hears(message)
@@ -187,14 +187,14 @@ class Coordinator:
             said.append((reserved, twin.core.handle(reserved)))
         return twin._took(self.core, said, oracles, written)
 
-    def ends_step(self, number: int) -> tuple["Coordinator", Turn, tuple[Poke, ...]]:
+    def ends_step(self, number: int) -> tuple["CoordinatorState", Turn, tuple[Poke, ...]]:
         twin, oracles = self.fork(), Oracles(self.books)
         oracles.ends(number)
         turn = twin.core.end_step(number)
         del twin.reads[number]
         return twin._took(self.core, [(number, turn)], oracles, [])
 
-    def begins_step(self, keys: tuple[RequestKey, ...]) -> "Coordinator":
+    def begins_step(self, keys: tuple[RequestKey, ...]) -> "CoordinatorState":
         """Raises Refused where the core does."""
         twin = self.fork()
         number, handed = twin.core.begin_step(keys)
@@ -236,7 +236,7 @@ class Coordinator:
 
     def _took(
         self, before: Core, said: Said, oracles: Oracles, pokes: list[Poke]
-    ) -> tuple["Coordinator", Turn, tuple[Poke, ...]]:
+    ) -> tuple["CoordinatorState", Turn, tuple[Poke, ...]]:
         turn = said[-1][1]
         self.core.adopt(turn)
         if self.beside is not None and self.grown is not None:

@@ -22,11 +22,11 @@ from kvsweep.ledger.messages import (
 )
 from kvsweep.ledger.state import RequestState
 from kvsweep.runtime.core.upload_plan import clean_tail, keep_slots
-from kvsweep.scenarios.verify.explore.coordinator_state import Coordinator
+from kvsweep.scenarios.verify.explore.coordinator_state import CoordinatorState
 from kvsweep.scenarios.verify.explore.world import BLOCK_TOKENS, LOGICAL_BLOCKS, Ask, Want
 
 
-def message_of(coordinator: Coordinator, name: str, ask: Ask, position: int = 0) -> Command | None:
+def message_of(coordinator: CoordinatorState, name: str, ask: Ask, position: int = 0) -> Command | None:
     """None where the loop itself would not ask now: a block is sealed only when the steps that write it have ended."""
     request = coordinator.request(name)
     key, layout = request.key, coordinator.world.layout
@@ -79,7 +79,7 @@ def message_of(coordinator: Coordinator, name: str, ask: Ask, position: int = 0)
             return EvictPrefix(blocks=ask.until)
 
 
-def _being_written(coordinator: Coordinator, key: RequestKey) -> set[int]:
+def _being_written(coordinator: CoordinatorState, key: RequestKey) -> set[int]:
     """Logical blocks of the tails that open steps were handed."""
     return {
         logical
@@ -94,7 +94,7 @@ def _rows(want: Want) -> Rows[Logical]:
     return Rows.of({layer: sorted(ids) for layer, ids in enumerate(want)})
 
 
-def _selection(coordinator: Coordinator, request: RequestState, want: Want) -> BlockSelection:
+def _selection(coordinator: CoordinatorState, request: RequestState, want: Want) -> BlockSelection:
     """Exactly these blocks; under one table a group, every other block is there to fill up with."""
     layout = coordinator.world.layout
     rows = _rows(want)
@@ -114,7 +114,7 @@ def _selection(coordinator: Coordinator, request: RequestState, want: Want) -> B
     )
 
 
-def first_registration(coordinator: Coordinator, name: str, blocks: int) -> RegisterSources:
+def first_registration(coordinator: CoordinatorState, name: str, blocks: int) -> RegisterSources:
     """The producer's blocks of a new life: free CPU blocks, highest first, so that none has its own number."""
     free = coordinator.pools.cpu.full
     taken = {
@@ -141,7 +141,7 @@ def registration_again(request: RequestState) -> RegisterSources | None:
     )
 
 
-def forged_reports(coordinator: Coordinator) -> Iterator[Done | Acknowledged]:
+def forged_reports(coordinator: CoordinatorState) -> Iterator[Done | Acknowledged]:
     """Of every open or settling operation, and of one that was never begun."""
     pool = coordinator.state.pool
     for request in coordinator.state.requests.values():

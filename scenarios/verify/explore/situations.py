@@ -8,13 +8,13 @@ from kvsweep.ledger.events import Event
 from kvsweep.ledger.ids import Physical, RequestKey, Rows, int32_view
 from kvsweep.ledger.messages import Cancel, RankWork, Turn
 from kvsweep.ledger.state import OpenOperation, RequestState, State
-from kvsweep.scenarios.verify.explore.coordinator_state import Coordinator
+from kvsweep.scenarios.verify.explore.coordinator_state import CoordinatorState
 from kvsweep.scenarios.verify.explore.rank import Rank
 
 LANES: Final = ("upload", "retain", "store")
 
 
-def of_turn(before: Coordinator, turn: Turn, after: Coordinator) -> Iterator[str]:
+def of_turn(before: CoordinatorState, turn: Turn, after: CoordinatorState) -> Iterator[str]:
     """Situations that one turn of the core met."""
     state, ended = before.state, before.reads.keys() - after.reads.keys()
     for event in turn.events:
@@ -32,7 +32,7 @@ def of_turn(before: Coordinator, turn: Turn, after: Coordinator) -> Iterator[str
             yield "resumed while an attempt settles"
 
 
-def _of_event(before: Coordinator, state: State, event: Event) -> Iterator[str]:
+def _of_event(before: CoordinatorState, state: State, event: Event) -> Iterator[str]:
     known = state.requests.get(event.request.request_id)
     match event:
         case e.AckIgnored() | e.AckRefused():
@@ -98,12 +98,12 @@ def _phases(request: RequestState | None) -> Iterator[str]:
             yield "settling"
 
 
-def _under_steps(before: Coordinator, key: RequestKey, what: str) -> Iterator[str]:
+def _under_steps(before: CoordinatorState, key: RequestKey, what: str) -> Iterator[str]:
     if before.core.steps.writes(key):
         yield f"{what} under an open step"
 
 
-def _leased(before: Coordinator, known: RequestState, event: e.BlocksLeased) -> Iterator[str]:
+def _leased(before: CoordinatorState, known: RequestState, event: e.BlocksLeased) -> Iterator[str]:
     new = _new(event.reserved)
     if _targets(event.destination) - new:
         yield "a vacant area is reused"
@@ -169,6 +169,6 @@ def of_delivery(before: Rank, work: RankWork, after: Rank) -> Iterator[str]:
             yield "a cancel comes before its start"
 
 
-def settling_ids(coordinator: Coordinator) -> frozenset[int]:
+def settling_ids(coordinator: CoordinatorState) -> frozenset[int]:
     found: list[OpenOperation] = [one for request in coordinator.state.requests.values() for one in request.settling]
     return frozenset(one.operation.operation_id for one in found)

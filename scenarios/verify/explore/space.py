@@ -19,7 +19,7 @@ from kvsweep.ledger.messages import Acknowledged, Effect, ProcessLost, ProcessSt
 from kvsweep.scenarios.verify.explore import situations
 from kvsweep.scenarios.verify.explore.beside import Beside
 from kvsweep.scenarios.verify.explore.byte_laws import Expected, broken, expected
-from kvsweep.scenarios.verify.explore.coordinator_state import SENT, Coordinator
+from kvsweep.scenarios.verify.explore.coordinator_state import SENT, CoordinatorState
 from kvsweep.scenarios.verify.explore.digest import Parts
 from kvsweep.scenarios.verify.explore.loop import Done, Spent, first_coordinator, moves, undrained
 from kvsweep.scenarios.verify.explore.messages import forged_reports
@@ -67,8 +67,10 @@ class Space:
         """exact: tell apart also what only counts, and leave out what only counts up."""
         self.world, self.exact, self.beside = world, exact, beside
         self.reached: set[str] = set()
-        canonical: Callable[[Coordinator], object] = Coordinator.exact if exact else Coordinator.canonical
-        self.coordinators = Parts[Coordinator](canonical, MASK)
+        canonical: Callable[[CoordinatorState], object] = (
+            CoordinatorState.exact if exact else CoordinatorState.canonical
+        )
+        self.coordinators = Parts[CoordinatorState](canonical, MASK)
         self.ranks = Parts[Rank](Rank.canonical, MASK)
         self._spent: dict[Spent, int] = {}
         self._spent_of: list[Spent] = []
@@ -190,7 +192,7 @@ class Space:
 
     # ---- the coordinator's part
 
-    def _known(self, coordinator: Coordinator) -> int:
+    def _known(self, coordinator: CoordinatorState) -> int:
         """The part's number; what it promises and which laws it breaks are worked out the first time."""
         number = self.coordinators.number(coordinator)
         if number == len(self._laws):
@@ -212,7 +214,7 @@ class Space:
         works = sorted((work for work in sent if isinstance(work, SENT)), key=repr)
         return tuple(tuple(work for work in works if rank in dict(work.ranks)) for rank in range(self.world.ranks))
 
-    def _lawless(self, coordinator: Coordinator) -> list[str]:
+    def _lawless(self, coordinator: CoordinatorState) -> list[str]:
         found = laws.check(coordinator.state)
         ownership, layout = coordinator.state.ownership, self.world.layout
         for group, pool in enumerate(coordinator.pools.device.groups):
@@ -222,7 +224,7 @@ class Space:
                 found.append(f"free and held make up the pool: {pool.free} free, {len(held)} held of {pool.blocks}")
         return found
 
-    def _forged(self, coordinator: Coordinator, number: int) -> list[str]:
+    def _forged(self, coordinator: CoordinatorState, number: int) -> list[str]:
         """Reports that no rank sent change nothing."""
         found = []
         for message in forged_reports(coordinator) if self.world.forged and not self.exact else ():

@@ -6,16 +6,16 @@ from collections.abc import Iterable
 
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.messages import Acknowledged, Effect, Gather, ProducerWork
-from kvsweep.scenarios.verify.script.mischief import Mischief
+from kvsweep.scenarios.verify.script.fault_injector import FaultInjector
 from kvsweep.scenarios.verify.script.timeline import Gate, Timeline
 from kvsweep.transports.producer import HostProducer
 
 
-class Front:
+class ScriptProducer:
     """A producer that hears, answers and repeats when the script lets it."""
 
-    def __init__(self, producer: HostProducer, mischief: Mischief, timeline: Timeline) -> None:
-        self._producer, self._mischief, self._timeline = producer, mischief, timeline
+    def __init__(self, producer: HostProducer, injector: FaultInjector, timeline: Timeline) -> None:
+        self._producer, self._injector, self._timeline = producer, injector, timeline
         self._to: list[tuple[Effect, Gate]] = []
         self._from: list[tuple[Acknowledged, Gate]] = []
 
@@ -23,7 +23,7 @@ class Front:
         for effect in effects:
             if not isinstance(effect, ProducerWork):
                 continue
-            arrives, gate, _ = self._mischief.on_producer(effect)
+            arrives, gate, _ = self._injector.on_producer(effect)
             if not arrives:
                 continue
             if gate is None or isinstance(effect, Gather):
@@ -38,7 +38,7 @@ class Front:
         self._producer.perform(ready)
         reports = []
         for report in self._producer.poll():
-            arrives, gate, more = self._mischief.on_producer(report)
+            arrives, gate, more = self._injector.on_producer(report)
             if arrives and gate is None:
                 reports.append(report)
             elif arrives and gate is not None:

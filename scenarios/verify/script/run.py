@@ -126,7 +126,7 @@ class _Run:
             for at, step in enumerate(self.script.step):
                 await self.steps.step(at, step)
             if self.script.expect.steps == "judged":
-                for path, what in self.cluster.mischief.idle():
+                for path, what in self.cluster.injector.idle():
                     self._break(AS_WRITTEN, f"{path}: {what}")
             await self._drain()
         except Stuck as error:

@@ -16,7 +16,7 @@ from kvsweep.scenarios.verify.script.world import Links
 from kvsweep.transports.links import Delivery
 
 
-class MortalLog:
+class ProcessLog:
     """Everything is passed on to the log beneath, until `end`. Several may stand on one log, one after the other."""
 
     def __init__(self, log: LogStore) -> None:

@@ -6,14 +6,14 @@ from random import Random
 
 from kvsweep.scenarios.verify.script import steps as s
 from kvsweep.scenarios.verify.script.format import Expect, Script
-from kvsweep.scenarios.verify.script.world import Group, Links, World
-from kvsweep.scenarios.verify.simulate.mishaps import Mishaps
+from kvsweep.scenarios.verify.script.world import Group, Links, ScenarioWorld
+from kvsweep.scenarios.verify.simulate.random_faults import RandomFaults
 from kvsweep.scenarios.verify.simulate.workload import LONGEST, Workload
 
 BLOCK_SIZES = (1, 2, 4, 8, 16)
 
 
-def random_world(random: Random, requests: int) -> World:
+def random_world(random: Random, requests: int) -> ScenarioWorld:
     """Sizes such that `requests` requests do not always fit at once, neither the device nor the CPU."""
     block_size = random.choice(BLOCK_SIZES)
     groups = [Group(kind="full", layers=random.choice((1, 2, 2, 3, 4)))]
@@ -22,7 +22,7 @@ def random_world(random: Random, requests: int) -> World:
     if random.random() < 0.15:
         groups.append(Group(kind="full", layers=1))
     copy, one_table = random.random() < 0.2, random.random() < 0.3
-    return World(
+    return ScenarioWorld(
         ranks=random.choices((1, 2, 3), (3, 5, 2))[0],
         block_size=block_size,
         groups=tuple(groups),
@@ -62,7 +62,7 @@ def random_script(seed: int) -> Script:
         round(random.triangular(FEWEST_STEPS, MOST_STEPS, MOST_STEPS))
     )
     opened = tuple(sorted({step.request for step in steps if isinstance(step, s.Open)}))
-    faults = Mishaps(random, world, opened).faults(random.randint(0, MOST_FAULTS))
+    faults = RandomFaults(random, world, opened).faults(random.randint(0, MOST_FAULTS))
     return Script(
         title=f"Random scenario {seed}", seed=seed, world=world, step=steps, fault=faults, expect=Expect(steps="free")
     )

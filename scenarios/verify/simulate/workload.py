@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from kvsweep.ledger.events import LaneName
 from kvsweep.scenarios.verify.script import steps as s
-from kvsweep.scenarios.verify.script.world import World
+from kvsweep.scenarios.verify.script.world import ScenarioWorld
 
 LENGTHS = (0, 1, 2, 3, 4, 5, 6, 6, 6)
 """Whole blocks that a request is opened with."""
@@ -32,7 +32,7 @@ class _Request:
 class Workload:
     """Draws steps one after the other. Addresses always fit what earlier steps named, so that the scenario is legal."""
 
-    def __init__(self, random: Random, world: World, *, requests: int) -> None:
+    def __init__(self, random: Random, world: ScenarioWorld, *, requests: int) -> None:
         self._random, self._world = random, world
         self._active = tuple(world.layout().active_layers)
         self._requests = [_Request("abcdefgh"[at]) for at in range(requests)]

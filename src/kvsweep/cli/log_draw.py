@@ -13,7 +13,7 @@ from rich.text import Text
 
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.inspect.as_data import Figures, named
-from kvsweep.ledger.inspect.diff import Apart, Parting, Side
+from kvsweep.ledger.inspect.diff import Differing, LedgerDiff, Side
 from kvsweep.ledger.inspect.verify import Verified
 from kvsweep.ledger.inspect.why_block import BlockLife, Hold, Owner, Write
 from kvsweep.ledger.store.log import Position, Record
@@ -183,11 +183,11 @@ def _writes(writes: Iterable[Write]) -> Table:
     return drawn
 
 
-def draw_parting(found: Parting, first: str, second: str) -> None:
+def draw_diff(found: LedgerDiff, first: str, second: str) -> None:
     screen = console()
     screen.print(Text(f"A is {first}\nB is {second}"))
     if found.evidence:
-        screen.print(_apart("how the runs were begun", _summed(found.evidence)))
+        screen.print(_differing("how the runs were begun", _summed(found.evidence)))
     if not found.parted:
         screen.print(Text(f"the same {found.common} events"))
         return
@@ -197,20 +197,20 @@ def draw_parting(found: Parting, first: str, second: str) -> None:
     for name, side in (("A", found.first), ("B", found.second)):
         screen.print(Text(f"{name} goes on with {_next(side)}"))
     if found.fields:
-        screen.print(_apart("the two events", found.fields))
+        screen.print(_differing("the two events", found.fields))
     if found.states:
-        screen.print(_apart("the states after them", found.states))
+        screen.print(_differing("the states after them", found.states))
 
 
-def _summed(rows: tuple[Apart, ...]) -> tuple[Apart, ...]:
+def _summed(rows: tuple[Differing, ...]) -> tuple[Differing, ...]:
     """A table of which many entries differ counts as one row: the sources' digests."""
-    parts: dict[str, list[Apart]] = {}
+    parts: dict[str, list[Differing]] = {}
     for row in rows:
         parts.setdefault(row.what.partition(".")[0], []).append(row)
-    found: list[Apart] = []
+    found: list[Differing] = []
     for name, members in parts.items():
         if len(members) > PARTS_SHOWN:
-            found.append(Apart(what=name, first=f"{len(members)} of them differ", second=""))
+            found.append(Differing(what=name, first=f"{len(members)} of them differ", second=""))
         else:
             found += members
     return tuple(found)
@@ -220,7 +220,7 @@ def _next(side: Side | None) -> str:
     return "nothing: it ends" if side is None else f"{side.type} of {side.stream}: {side.sentence}"
 
 
-def _apart(title: str, rows: tuple[Apart, ...]) -> Table:
+def _differing(title: str, rows: tuple[Differing, ...]) -> Table:
     drawn = table("what", "A", "B", title=title)
     for row in rows:
         drawn.add_row(Text(row.what), Text(_short(row.first)), Text(_short(row.second)))

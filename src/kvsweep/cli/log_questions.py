@@ -1,10 +1,10 @@
-"""`kvsweep log replay`, `explain`, `why-block`, `diff`: what was the state, why, whose block, where do runs part."""
+"""`kvsweep log replay`, `explain`, `why-block`, `diff`: what was the state, why, whose block, where do runs differ."""
 
 from typing import Annotated
 
 import typer
 
-from kvsweep.cli.log_draw import draw_block, draw_figures, draw_holders, draw_parting, draw_state, owner_at
+from kvsweep.cli.log_draw import draw_block, draw_diff, draw_figures, draw_holders, draw_state, owner_at
 from kvsweep.cli.log_options import (
     Operation,
     Rank,
@@ -150,11 +150,11 @@ def diff(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """The first event where two runs part, and what their states have apart there. Measured times do not count."""
+    """The first event in which two runs differ, and how their states differ then. Measured times do not count."""
     with opened(first) as one, Ledger.open(url_of(second)) as other:
         with progress("compare", min(one.last(), other.last())) as tell:
             found = one.diff(other, every_event=every_event, progress=tell)
         if as_json:
             answer(found)
         else:
-            draw_parting(found, first, second)
+            draw_diff(found, first, second)

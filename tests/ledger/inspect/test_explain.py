@@ -16,7 +16,7 @@ from kvsweep.ledger import phases
 from kvsweep.ledger.errors import LayoutError, LogCorrupt
 from kvsweep.ledger.events import Event
 from kvsweep.ledger.ids import POOL, RequestKey
-from kvsweep.ledger.inspect.as_data import figures, named, plain_event
+from kvsweep.ledger.inspect.as_data import event_to_builtins, figures, named
 from kvsweep.ledger.inspect.causes import OF_OPERATION
 from kvsweep.ledger.inspect.explain import (
     CLAUSES,
@@ -194,7 +194,7 @@ def test_figures_count_what_a_request_holds(ledger: Ledger, written: Any) -> Non
 
 def test_facts_as_plain_data_keep_ids_as_lists(written: Any) -> None:
     event = next(event for event in written.events if isinstance(event, e.BlocksLeased))
-    found = plain_event(event)
+    found = event_to_builtins(event)
     assert found["type"] == "BlocksLeased"
     assert found["request"] == {"request_id": "a-b-c", "request_epoch": 1}
     assert found["destination"] == {"0": [0, 1], "2": [0, 1]}

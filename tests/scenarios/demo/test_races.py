@@ -30,7 +30,7 @@ from kvsweep.ledger.sources import leading
 from kvsweep.ledger.state import RequestState
 from kvsweep.runtime.clock import TurnClock
 from kvsweep.runtime.core.upload_plan import adoptable, keep_slots
-from kvsweep.runtime.driver import Driver, World
+from kvsweep.runtime.driver import Driver, RunConfig
 from kvsweep.runtime.selection import select_blocks
 from kvsweep.runtime.settings import Settings
 from kvsweep.scenarios.demo.stack import Stack
@@ -137,7 +137,7 @@ def value(name: str, layer: int, logical: int) -> float:
 @asynccontextmanager
 async def rig(*, deadline_s: float = 60.0, blocks: int = BLOCKS, chaos: Chaos | None = None) -> AsyncIterator[Rig]:
     settings = Settings.of(log={"url": "memory:"}, transfer={"deadline_s": deadline_s})
-    world = World(
+    world = RunConfig(
         layout=LAYOUT,
         ranks=tuple((rank, 5) for rank in range(RANKS)),
         producer_epoch=1,

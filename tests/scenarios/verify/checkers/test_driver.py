@@ -17,7 +17,7 @@ from kvsweep.ledger.state import RequestState
 from kvsweep.runtime.clock import TurnClock
 from kvsweep.runtime.core.steps import OpenSteps
 from kvsweep.runtime.core.upload_plan import adoptable, keep_slots
-from kvsweep.runtime.driver import World
+from kvsweep.runtime.driver import RunConfig
 from kvsweep.runtime.selection import select_blocks
 from kvsweep.runtime.settings import Settings
 from kvsweep.scenarios.demo.stack import Stack
@@ -90,7 +90,7 @@ class Rig:
 
 @asynccontextmanager
 async def rig() -> AsyncIterator[Rig]:
-    world = World(
+    world = RunConfig(
         layout=LAYOUT,
         ranks=tuple((rank, 5) for rank in range(RANKS)),
         producer_epoch=1,

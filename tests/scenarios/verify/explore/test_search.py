@@ -150,12 +150,12 @@ def test_progress_in_a_circle_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_blocks_that_stay_away_from_their_pool_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    perform = coordinator_state.Coordinator._perform
+    perform = coordinator_state.CoordinatorState._perform
 
-    def keeps(self: coordinator_state.Coordinator, effect: Any) -> Any:
+    def keeps(self: coordinator_state.CoordinatorState, effect: Any) -> Any:
         return [] if isinstance(effect, Release) else perform(self, effect)
 
-    monkeypatch.setattr(coordinator_state.Coordinator, "_perform", keeps)
+    monkeypatch.setattr(coordinator_state.CoordinatorState, "_perform", keeps)
     found = explore(small(faults=Faults(finishes=1)))
     assert only(found).startswith("free and held make up the pool")
 

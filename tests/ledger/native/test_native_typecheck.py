@@ -90,13 +90,13 @@ def test_what_stands_in_for_a_type_is_left_to_python() -> None:
 @pytest.mark.parametrize(
     "told",
     [
-        [("word",)],
+        [("integer",)],
         [("unheard of",)],
-        [("record", OpenTail, (("no such field", ("word",)),))],
+        [("record", OpenTail, (("no such field", ("integer",)),))],
         [("record", OpenTail, (("until", ("list", ())),))],
         [("record", OpenTail, (("until", ("rows", Rows, ())),))],
     ],
 )
-def test_forms_that_make_no_sense_are_refused(told: Any) -> None:
+def test_type_trees_that_make_no_sense_are_refused(told: Any) -> None:
     with pytest.raises((ValueError, AttributeError)):
         _store.checker(told)

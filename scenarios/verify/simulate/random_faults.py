@@ -8,7 +8,7 @@ from typing import Final, Literal, get_args
 
 from kvsweep.scenarios.verify.script import faults as f
 from kvsweep.scenarios.verify.script.address import Message, Moment, RankMessage
-from kvsweep.scenarios.verify.script.world import World
+from kvsweep.scenarios.verify.script.world import ScenarioWorld
 
 NEVER: Final = "never"
 COMMANDS = ("transfer", "move_blocks", "store_blocks")
@@ -33,10 +33,10 @@ PIVOTS = (
 """Events around which things go wrong."""
 
 
-class Mishaps:
+class RandomFaults:
     """Draws faults. None of them lies about a copy: what a rank says of its own work stays true."""
 
-    def __init__(self, random: Random, world: World, requests: tuple[str, ...]) -> None:
+    def __init__(self, random: Random, world: ScenarioWorld, requests: tuple[str, ...]) -> None:
         self._random, self._world, self._requests = random, world, requests
 
     def faults(self, count: int) -> tuple[f.Fault, ...]:

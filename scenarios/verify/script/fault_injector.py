@@ -27,7 +27,7 @@ def name_of(message: object) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(message).__name__).lower()
 
 
-class Mischief:
+class FaultInjector:
     """The faults of one run. `on_frame` and `on_producer` are asked about every message, `see` about every fact."""
 
     def __init__(self, faults: tuple[f.Fault, ...], timeline: Timeline, cluster: Cluster) -> None:

@@ -1,4 +1,4 @@
-#include "forms.hpp"
+#include "typecheck.hpp"
 
 #include <nanobind/stl/string.h>
 
@@ -12,18 +12,18 @@ namespace nb = nanobind;
 
 namespace kvsweep::ledger {
 
-Forms::Forms(nb::handle told) {
+TypeCheck::TypeCheck(nb::handle told) {
     for (nb::handle one : told) {
-        types_.push_back(form_of(one));
+        types_.push_back(tree_of(one));
         if (types_.back()->kind != Kind::record) {
-            throw std::invalid_argument("forms: expected records");
+            throw std::invalid_argument("type trees: expected records");
         }
     }
 }
 
-const Forms::Form* Forms::form_of(nb::handle told) {
+const TypeCheck::Tree* TypeCheck::tree_of(nb::handle told) {
     static constexpr std::pair<const char*, Kind> kinds[] = {
-        {"nothing", Kind::nothing}, {"word", Kind::word}, {"number", Kind::number}, {"text", Kind::text},
+        {"nothing", Kind::nothing}, {"integer", Kind::integer}, {"number", Kind::number}, {"text", Kind::text},
         {"flag", Kind::flag},       {"ids", Kind::ids},   {"rows", Kind::rows},     {"record", Kind::record},
         {"list", Kind::list},       {"each", Kind::each}, {"any", Kind::any},
     };
@@ -32,36 +32,36 @@ const Forms::Form* Forms::form_of(nb::handle told) {
         if (wanted != name) {
             continue;
         }
-        Form* form = forms_.emplace_back(std::make_unique<Form>(Form{kind, {}, {}, {}})).get();
+        Tree* tree = trees_.emplace_back(std::make_unique<Tree>(Tree{kind, {}, {}, {}})).get();
         if (kind == Kind::record || kind == Kind::rows) {
-            form->type = nb::borrow(told[1]);
+            tree->type = nb::borrow(told[1]);
             for (nb::handle field : told[2]) {
-                form->fields.emplace_back(slot_of(form->type, field[0]), form_of(field[1]));
+                tree->fields.emplace_back(slot_of(tree->type, field[0]), tree_of(field[1]));
             }
         } else if (kind == Kind::list || kind == Kind::each || kind == Kind::any) {
             for (nb::handle part : told[1]) {
-                form->parts.push_back(form_of(part));
+                tree->parts.push_back(tree_of(part));
             }
         }
-        if ((kind == Kind::rows && form->fields.size() != 3) || (kind == Kind::list && form->parts.size() != 1)) {
-            throw std::invalid_argument("form: expected three fields of rows, one part of a list");
+        if ((kind == Kind::rows && tree->fields.size() != 3) || (kind == Kind::list && tree->parts.size() != 1)) {
+            throw std::invalid_argument("tree: expected three fields of rows, one part of a list");
         }
-        return form;
+        return tree;
     }
-    throw std::invalid_argument("form: expected a kind that is known, got " + wanted);
+    throw std::invalid_argument("tree: expected a kind that is known, got " + wanted);
 }
 
-bool Forms::fine(PyObject* value) const {
-    for (const Form* form : types_) {
-        if (reinterpret_cast<PyObject*>(Py_TYPE(value)) == form->type.ptr()) {
-            return fields_fit(*form, value);
+bool TypeCheck::fine(PyObject* value) const {
+    for (const Tree* tree : types_) {
+        if (reinterpret_cast<PyObject*>(Py_TYPE(value)) == tree->type.ptr()) {
+            return fields_fit(*tree, value);
         }
     }
     return false;
 }
 
-bool Forms::fields_fit(const Form& form, PyObject* value) {
-    for (const auto& [slot, field] : form.fields) {
+bool TypeCheck::fields_fit(const Tree& tree, PyObject* value) {
+    for (const auto& [slot, field] : tree.fields) {
         PyObject* found = in_slot(value, slot);
         if (found == nullptr || !fits(*field, found)) {
             return false;
@@ -71,9 +71,9 @@ bool Forms::fields_fit(const Form& form, PyObject* value) {
 }
 
 // Each buffer is known to hold whole int32 values. As kvsweep.ledger.ids.Rows.check.
-bool Forms::rows_fit(const Form& form, PyObject* value) {
-    const Words layers(in_slot(value, form.fields[0].first)), row_ptr(in_slot(value, form.fields[1].first));
-    const Words ids(in_slot(value, form.fields[2].first));
+bool TypeCheck::rows_fit(const Tree& tree, PyObject* value) {
+    const Words layers(in_slot(value, tree.fields[0].first)), row_ptr(in_slot(value, tree.fields[1].first));
+    const Words ids(in_slot(value, tree.fields[2].first));
     if (row_ptr.count() != layers.count() + 1 || row_ptr[0] != 0 || row_ptr[layers.count()] != ids.count()) {
         return false;
     }
@@ -87,29 +87,29 @@ bool Forms::rows_fit(const Form& form, PyObject* value) {
     return true;
 }
 
-bool Forms::tuple_fits(const Form& form, PyObject* value) {
+bool TypeCheck::tuple_fits(const Tree& tree, PyObject* value) {
     if (!PyTuple_CheckExact(value)) {
         return false;
     }
-    const bool list = form.kind == Kind::list;
+    const bool list = tree.kind == Kind::list;
     const auto items = static_cast<std::size_t>(PyTuple_GET_SIZE(value));
-    if (!list && items != form.parts.size()) {
+    if (!list && items != tree.parts.size()) {
         return false;
     }
     for (std::size_t at = 0; at < items; ++at) {
-        if (!fits(*form.parts[list ? 0 : at], PyTuple_GET_ITEM(value, static_cast<Py_ssize_t>(at)))) {
+        if (!fits(*tree.parts[list ? 0 : at], PyTuple_GET_ITEM(value, static_cast<Py_ssize_t>(at)))) {
             return false;
         }
     }
     return true;
 }
 
-bool Forms::fits(const Form& form, PyObject* value) {
+bool TypeCheck::fits(const Tree& tree, PyObject* value) {
     std::int64_t number = 0;
-    switch (form.kind) {
+    switch (tree.kind) {
         case Kind::nothing:
             return value == Py_None;
-        case Kind::word:
+        case Kind::integer:
             return integer_of(value, INT64_MIN, number);
         case Kind::number:
             return PyFloat_CheckExact(value);
@@ -121,13 +121,13 @@ bool Forms::fits(const Form& form, PyObject* value) {
             return PyBytes_CheckExact(value) && PyBytes_GET_SIZE(value) % 4 == 0;
         case Kind::record:
         case Kind::rows:
-            return reinterpret_cast<PyObject*>(Py_TYPE(value)) == form.type.ptr() && fields_fit(form, value) &&
-                   (form.kind == Kind::record || rows_fit(form, value));
+            return reinterpret_cast<PyObject*>(Py_TYPE(value)) == tree.type.ptr() && fields_fit(tree, value) &&
+                   (tree.kind == Kind::record || rows_fit(tree, value));
         case Kind::list:
         case Kind::each:
-            return tuple_fits(form, value);
+            return tuple_fits(tree, value);
         case Kind::any:
-            for (const Form* part : form.parts) {
+            for (const Tree* part : tree.parts) {
                 if (fits(*part, value)) {
                     return true;
                 }
