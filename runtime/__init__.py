@@ -1,4 +1,4 @@
-"""Selects, plans, decides and drives. Imports ledger, kernels and transports."""
+"""The shell around the core: driver, coordinator, waiting, settings; what selects and scores blocks."""
 
 from kvsweep.runtime.coordinator import RetainResult, UploadResult
 from kvsweep.runtime.core.upload_plan import adoptable, keep_slots
