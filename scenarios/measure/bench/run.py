@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from kvsweep.kernels import KernelArgumentError
 from kvsweep.kernels.compiled import ISAS, Isa, NativeKernels
-from kvsweep.scenarios.measure.bench import planner, retain, selector, unpack
+from kvsweep.scenarios.measure.bench import planning, unpack
 from kvsweep.scenarios.measure.bench.measure import Case, Clock, Row, one_core, rows_of
 from kvsweep.scenarios.measure.bench.moving import Moving
 
@@ -60,8 +60,13 @@ def cases(name: Name, native: NativeKernels, *, quick: bool) -> Iterator[Case]:
         return Moving(native, rng, quick=quick).gathers()
     if name == "scatter":
         return Moving(native, rng, quick=quick).scatters()
-    modules = {"planner": planner.cases, "selector": selector.cases, "unpack": unpack.cases, "retain": retain.cases}
-    return modules[name](native, rng, quick=quick)
+    made = {
+        "planner": planning.planner_cases,
+        "selector": planning.selector_cases,
+        "retain": planning.retain_cases,
+        "unpack": unpack.cases,
+    }
+    return made[name](native, rng, quick=quick)
 
 
 def machine(native: NativeKernels) -> dict[str, str | int]:
