@@ -116,6 +116,29 @@ class Rotation(Struct, frozen=True, kw_only=True):
     keep_s: float = 30 * 24 * 3600.0
 
 
+Watcher: TypeAlias = Callable[[Position], None]
+
+
+class Watchers:
+    """Called in the order in which they came, by the thread that stored the batch. A watcher raises nothing."""
+
+    def __init__(self) -> None:
+        self._watchers: tuple[Watcher, ...] = ()
+
+    def add(self, watcher: Watcher) -> Callable[[], None]:
+        """Returns what takes the watcher away again."""
+        self._watchers = (*self._watchers, watcher)
+
+        def remove() -> None:
+            self._watchers = tuple(one for one in self._watchers if one is not watcher)
+
+        return remove
+
+    def tell(self, position: Position) -> None:
+        for watcher in self._watchers:
+            watcher(position)
+
+
 class LogStore(Protocol):
     """Keeps events in order. One writer; any number of readers. Belongs to the thread that opened it."""
 

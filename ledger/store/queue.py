@@ -27,12 +27,13 @@ from kvsweep.ledger.store.log import (
     Record,
     Snapshot,
     Stream,
+    Watcher,
+    Watchers,
     expect_position,
 )
 from kvsweep.ledger.store.query import Where
 from kvsweep.ledger.store.rotation import Pace
 from kvsweep.ledger.store.sequences import Sequences
-from kvsweep.ledger.store.watch import Watcher, Watchers
 
 # A larger backlog is stored in several groups, so that acknowledgements keep coming and no row is huge.
 GROUP_EVENTS: Final = 4096

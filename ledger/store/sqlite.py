@@ -17,7 +17,7 @@ from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.store import encoding
 from kvsweep.ledger.store.codec import RULES
 from kvsweep.ledger.store.commit import Intake, Names
-from kvsweep.ledger.store.database import FAULTS, PAGE_BYTES, drop_lock, take_lock
+from kvsweep.ledger.store.database import FAULTS, PAGE_BYTES, Presence, drop_lock, take_lock
 from kvsweep.ledger.store.files import UNREAD_COMMIT, LedgerFiles, Segment, begin, file_of, files_of
 from kvsweep.ledger.store.format import pack
 from kvsweep.ledger.store.group import Part
@@ -30,6 +30,8 @@ from kvsweep.ledger.store.log import (
     Rotation,
     Snapshot,
     Stream,
+    Watcher,
+    Watchers,
     expect_after,
     expect_position,
 )
@@ -50,7 +52,6 @@ from kvsweep.ledger.store.rotation import Pace, retire
 from kvsweep.ledger.store.segment import GroupSegment, insert_snapshot
 from kvsweep.ledger.store.sequences import STREAMS, Sequences
 from kvsweep.ledger.store.wal import has_unread_commit, has_writer
-from kvsweep.ledger.store.watch import Presence, Watcher, Watchers
 
 _SYNCHRONOUS: Final[dict[Level, str]] = {"process": "NORMAL", "power": "FULL"}
 
