@@ -44,7 +44,7 @@ from kvsweep.runtime.core.well_formed import expect_key
 from kvsweep.runtime.metrics import Metrics, timed
 from kvsweep.runtime.outbox import Outbox
 from kvsweep.runtime.recovery import Folded, pools_of, recovered
-from kvsweep.runtime.run_config import RunConfig as RunConfig
+from kvsweep.runtime.run_config import RunConfig
 from kvsweep.runtime.settings import Settings
 from kvsweep.runtime.stores import open_store
 from kvsweep.transports.handshake import Capabilities, differences, handshake_fact

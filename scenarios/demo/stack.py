@@ -18,7 +18,8 @@ from kvsweep.ledger.layout import LayerLayout, Layout, Packing
 from kvsweep.ledger.messages import ProcessStarted, RegisterSources, Release
 from kvsweep.ledger.store.log import LogStore
 from kvsweep.runtime.coordinator import Coordinator
-from kvsweep.runtime.driver import Driver, RunConfig
+from kvsweep.runtime.driver import Driver
+from kvsweep.runtime.run_config import RunConfig
 from kvsweep.runtime.settings import Settings
 from kvsweep.runtime.stores import open_store
 from kvsweep.scenarios.demo.devices import MakeDevice, NodeDevice, host_device

@@ -25,7 +25,8 @@ from kvsweep.ledger.state import RequestState, View
 from kvsweep.runtime.clock import Clock
 from kvsweep.runtime.core.steps import HandedOut
 from kvsweep.runtime.core.upload_plan import keep_slots
-from kvsweep.runtime.driver import Driver, RunConfig
+from kvsweep.runtime.driver import Driver
+from kvsweep.runtime.run_config import RunConfig
 from kvsweep.transports.host import HostDevice
 from kvsweep.transports.producer import HostProducer
 from kvsweep.transports.rank import RankWorker

@@ -20,7 +20,8 @@ from kvsweep.ledger.messages import (
     Turn,
 )
 from kvsweep.ledger.store.log import LogStore, QueueBounds
-from kvsweep.runtime.driver import Driver, RunConfig
+from kvsweep.runtime.driver import Driver
+from kvsweep.runtime.run_config import RunConfig
 from kvsweep.scenarios.demo.stack import Stack
 
 LAYOUT = make_layout(2)

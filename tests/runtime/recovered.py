@@ -14,7 +14,8 @@ from kvsweep.ledger.messages import Acknowledge, Acknowledged, Cancel, PublishKe
 from kvsweep.ledger.state import EMPTY, State
 from kvsweep.ledger.store.digest import Digest
 from kvsweep.ledger.store.log import LogStore
-from kvsweep.runtime.driver import Driver, RunConfig
+from kvsweep.runtime.driver import Driver
+from kvsweep.runtime.run_config import RunConfig
 
 NEWER = replace(WORLD, ranks=tuple((rank, 1000 + rank) for rank, _ in RANKS))
 

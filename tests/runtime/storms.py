@@ -40,7 +40,8 @@ from kvsweep.ledger.store.log import Level, Position
 from kvsweep.ledger.store.memory import MemoryLog
 from kvsweep.runtime.core.core import Message
 from kvsweep.runtime.core.upload_plan import keep_slots
-from kvsweep.runtime.driver import Driver, RunConfig
+from kvsweep.runtime.driver import Driver
+from kvsweep.runtime.run_config import RunConfig
 
 LAYOUT = make_layout(2, sliding=1)
 WORLD = RunConfig(

@@ -12,7 +12,8 @@ from kvsweep.ledger.errors import HandshakeError
 from kvsweep.ledger.ids import POOL
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.store.memory import MemoryLog
-from kvsweep.runtime.driver import Driver, RunConfig
+from kvsweep.runtime.driver import Driver
+from kvsweep.runtime.run_config import RunConfig
 from kvsweep.transports.handshake import MUST_BE_EQUAL, Capabilities, capabilities
 
 LAYOUT = make_layout(2)

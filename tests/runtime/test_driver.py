@@ -32,7 +32,8 @@ from kvsweep.ledger.store.log import Level, Position
 from kvsweep.ledger.store.memory import MemoryLog
 from kvsweep.runtime.core.core import Core
 from kvsweep.runtime.core.upload_plan import keep_slots
-from kvsweep.runtime.driver import Driver, RunConfig
+from kvsweep.runtime.driver import Driver
+from kvsweep.runtime.run_config import RunConfig
 
 LAYOUT = make_layout(2)
 WORLD = RunConfig(

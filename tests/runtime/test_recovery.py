@@ -33,7 +33,8 @@ from kvsweep.ledger.messages import (
 )
 from kvsweep.ledger.store.memory import MemoryLog
 from kvsweep.runtime.coordinator import Coordinator
-from kvsweep.runtime.driver import Driver, RunConfig
+from kvsweep.runtime.driver import Driver
+from kvsweep.runtime.run_config import RunConfig
 from kvsweep.transports.producer import HostProducer
 
 FIRST: Ids = {0: [0, 2], 1: [1, 2]}

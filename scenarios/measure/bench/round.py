@@ -31,7 +31,8 @@ from kvsweep.ledger.messages import (
 )
 from kvsweep.runtime.core.core import Core
 from kvsweep.runtime.core.upload_plan import keep_slots
-from kvsweep.runtime.driver import Driver, RunConfig
+from kvsweep.runtime.driver import Driver
+from kvsweep.runtime.run_config import RunConfig
 from kvsweep.runtime.selection import select_blocks
 from kvsweep.runtime.settings import Settings
 

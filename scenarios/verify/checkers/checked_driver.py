@@ -9,7 +9,8 @@ from kvsweep.ledger.messages import Acknowledged, Done, Turn
 from kvsweep.ledger.store.log import LogStore
 from kvsweep.runtime.core.core import Message
 from kvsweep.runtime.core.steps import HandedOut
-from kvsweep.runtime.driver import Driver, RunConfig
+from kvsweep.runtime.driver import Driver
+from kvsweep.runtime.run_config import RunConfig
 from kvsweep.runtime.settings import Settings
 from kvsweep.scenarios.verify.checkers.acks import Acks
 from kvsweep.scenarios.verify.checkers.breaks import Break

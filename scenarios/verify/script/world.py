@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta, Struct
 
 from kvsweep.ledger.layout import LayerLayout, Layout
-from kvsweep.runtime.driver import RunConfig
+from kvsweep.runtime.run_config import RunConfig
 from kvsweep.runtime.settings import Settings
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=1_000_000)]

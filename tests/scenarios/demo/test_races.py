@@ -30,7 +30,8 @@ from kvsweep.ledger.sources import leading
 from kvsweep.ledger.state import RequestState
 from kvsweep.runtime.clock import TurnClock
 from kvsweep.runtime.core.upload_plan import adoptable, keep_slots
-from kvsweep.runtime.driver import Driver, RunConfig
+from kvsweep.runtime.driver import Driver
+from kvsweep.runtime.run_config import RunConfig
 from kvsweep.runtime.selection import select_blocks
 from kvsweep.runtime.settings import Settings
 from kvsweep.scenarios.demo.stack import Stack

@@ -17,7 +17,7 @@ from kvsweep.ledger.state import RequestState
 from kvsweep.runtime.clock import TurnClock
 from kvsweep.runtime.core.steps import OpenSteps
 from kvsweep.runtime.core.upload_plan import adoptable, keep_slots
-from kvsweep.runtime.driver import RunConfig
+from kvsweep.runtime.run_config import RunConfig
 from kvsweep.runtime.selection import select_blocks
 from kvsweep.runtime.settings import Settings
 from kvsweep.scenarios.demo.stack import Stack
