@@ -1,4 +1,5 @@
-// The Python edge of the ledger's native part. kvsweep.ledger.store.encoding, typecheck and hashing are its only callers.
+// The Python edge of the ledger's native part. kvsweep.ledger.store.encoding, typecheck and hashing are its only
+// callers.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
@@ -14,8 +15,8 @@
 #include "chain.hpp"
 #include "crc.hpp"
 #include "encode.hpp"
-#include "typecheck.hpp"
 #include "sha256.hpp"
+#include "typecheck.hpp"
 
 namespace nb = nanobind;
 
@@ -159,9 +160,7 @@ nb::object buffer_of(std::int64_t bytes) {
     return nb::steal(made);
 }
 
-std::uint8_t* inside(nb::handle bytes) {
-    return reinterpret_cast<std::uint8_t*>(PyBytes_AS_STRING(bytes.ptr()));
-}
+std::uint8_t* inside(nb::handle bytes) { return reinterpret_cast<std::uint8_t*>(PyBytes_AS_STRING(bytes.ptr())); }
 
 // (crcs, plain, body, places) of parts (data, rows, numbers).
 nb::tuple bind_pack(nb::handle schema, nb::list told, std::int64_t first, bool fold) {
@@ -208,9 +207,7 @@ std::uint32_t bind_crc32(nb::handle data, std::uint32_t crc, bool fold) {
     return crc;
 }
 
-nb::object bytes_of(const Link& link) {
-    return nb::bytes(reinterpret_cast<const char*>(link.data()), link.size());
-}
+nb::object bytes_of(const Link& link) { return nb::bytes(reinterpret_cast<const char*>(link.data()), link.size()); }
 
 Link link_of(nb::handle chain) {
     const Bytes told(chain);

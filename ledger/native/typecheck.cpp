@@ -24,8 +24,8 @@ TypeCheck::TypeCheck(nb::handle told) {
 const TypeCheck::Tree* TypeCheck::tree_of(nb::handle told) {
     static constexpr std::pair<const char*, Kind> kinds[] = {
         {"nothing", Kind::nothing}, {"integer", Kind::integer}, {"number", Kind::number}, {"text", Kind::text},
-        {"flag", Kind::flag},       {"ids", Kind::ids},   {"rows", Kind::rows},     {"record", Kind::record},
-        {"list", Kind::list},       {"each", Kind::each}, {"any", Kind::any},
+        {"flag", Kind::flag},       {"ids", Kind::ids},         {"rows", Kind::rows},     {"record", Kind::record},
+        {"list", Kind::list},       {"each", Kind::each},       {"any", Kind::any},
     };
     const auto wanted = nb::cast<std::string>(told[0]);
     for (const auto& [name, kind] : kinds) {
@@ -107,25 +107,18 @@ bool TypeCheck::tuple_fits(const Tree& tree, PyObject* value) {
 bool TypeCheck::fits(const Tree& tree, PyObject* value) {
     std::int64_t number = 0;
     switch (tree.kind) {
-        case Kind::nothing:
-            return value == Py_None;
-        case Kind::integer:
-            return integer_of(value, INT64_MIN, number);
-        case Kind::number:
-            return PyFloat_CheckExact(value);
-        case Kind::text:
-            return PyUnicode_CheckExact(value);
-        case Kind::flag:
-            return PyBool_Check(value);
-        case Kind::ids:
-            return PyBytes_CheckExact(value) && PyBytes_GET_SIZE(value) % 4 == 0;
+        case Kind::nothing: return value == Py_None;
+        case Kind::integer: return integer_of(value, INT64_MIN, number);
+        case Kind::number: return PyFloat_CheckExact(value);
+        case Kind::text: return PyUnicode_CheckExact(value);
+        case Kind::flag: return PyBool_Check(value);
+        case Kind::ids: return PyBytes_CheckExact(value) && PyBytes_GET_SIZE(value) % 4 == 0;
         case Kind::record:
         case Kind::rows:
             return reinterpret_cast<PyObject*>(Py_TYPE(value)) == tree.type.ptr() && fields_fit(tree, value) &&
                    (tree.kind == Kind::record || rows_fit(tree, value));
         case Kind::list:
-        case Kind::each:
-            return tuple_fits(tree, value);
+        case Kind::each: return tuple_fits(tree, value);
         case Kind::any:
             for (const Tree* part : tree.parts) {
                 if (fits(*part, value)) {

@@ -1,5 +1,5 @@
-// Whether an object has the types that its declaration gives, as kvsweep.ledger.typecheck tells them. Says only yes or no:
-// Python explains a no.
+// Whether an object has the types that its declaration gives, as kvsweep.ledger.typecheck tells them. Says only yes or
+// no: Python explains a no.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -21,9 +21,9 @@ class TypeCheck {
     enum class Kind { nothing, integer, number, text, flag, ids, rows, record, list, each, any };
     struct Tree {
         Kind kind;
-        nanobind::object type;                                  // of a record, and of rows
+        nanobind::object type;                                   // of a record, and of rows
         std::vector<std::pair<Py_ssize_t, const Tree*>> fields;  // slot and tree
-        std::vector<const Tree*> parts;                         // of a tuple, or to choose from
+        std::vector<const Tree*> parts;                          // of a tuple, or to choose from
     };
 
     const Tree* tree_of(nanobind::handle told);
