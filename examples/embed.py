@@ -8,7 +8,7 @@ import numpy as np
 
 from kvsweep import Driver, Layout, Settings, select_blocks
 from kvsweep.ledger import Finish, LayerLayout, OpenTail, SealTail
-from kvsweep.runtime import World, adoptable, keep_slots
+from kvsweep.runtime import RunConfig, adoptable, keep_slots
 from kvsweep.scenarios.demo.stack import Stack  # ranks on host devices in this process; yours are processes with GPUs
 
 BLOCK, PROMPT, EMIT = 16, 256, 96  # tokens
@@ -54,5 +54,5 @@ async def serve(driver: Driver, random: np.random.Generator) -> None:
 
 
 if __name__ == "__main__":
-    world = World(layout=LAYOUT, ranks=((0, 1), (1, 1)), producer_epoch=1, device_blocks=(48,), cpu_full_blocks=32, cpu_total_blocks=32)  # fmt: skip # noqa: E501
+    world = RunConfig(layout=LAYOUT, ranks=((0, 1), (1, 1)), producer_epoch=1, device_blocks=(48,), cpu_full_blocks=32, cpu_total_blocks=32)  # fmt: skip # noqa: E501
     anyio.run(serve, Driver.open(Settings.of(log={"url": "memory:"}), world), np.random.default_rng(20260916))

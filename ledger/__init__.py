@@ -1,4 +1,4 @@
-"""Facts, tables, reducers, laws, logs and replay. Imports nothing of ours."""
+"""What there is: ids, layouts, events, messages and state; the rules as tables; the fold. Imports nothing of ours."""
 
 from kvsweep.ledger.errors import Aborted, Busy, PoolExhausted, Refused
 from kvsweep.ledger.ids import HOLE, Logical, Operation, Physical, Slot, Source

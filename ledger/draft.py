@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from kvsweep.ledger.areas import Areas, Shared, change, change_shared, first_counted, without
 from kvsweep.ledger.events import Event
-from kvsweep.ledger.ids import HOLE, POOL, Physical, RequestKey, Rows, Slot, int32_view
+from kvsweep.ledger.ids import HOLE, POOL, Operation, Physical, RequestKey, Rows, Slot, int32_view
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.messages import Effect
 from kvsweep.ledger.ownership import NO_HOLDERS, Holder, Holders, Holding, Ownership
@@ -117,6 +117,15 @@ class Draft:
     def mine(self, key: RequestKey) -> RequestState:
         """This draft's own copy of the record of a life. Raises LookupError where it is not known."""
         return self.own(self.request(key))
+
+    def next_operation(self, request: RequestState) -> Operation:
+        """The operation of this request that may begin now."""
+        return Operation(
+            request=request.key,
+            operation_id=self.pool.next_operation_id,
+            pool_generation=self.pool.pool_generation,
+            map_revision=request.map_revision,
+        )
 
     def own_pool(self) -> PoolState:
         """This draft's own copy of the pool's record, to be changed."""

@@ -142,7 +142,7 @@ Command: TypeAlias = (
 
 
 class Done(Struct, frozen=True, kw_only=True, tag=True):
-    """A rank's terminal word on one operation. Zero bytes are acknowledged too."""
+    """A rank's terminal report on one operation. Zero bytes are acknowledged too."""
 
     operation: Operation
     rank: int
@@ -290,7 +290,7 @@ class Cancel(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Heard(Struct, frozen=True, kw_only=True, tag=True):
-    """Rank: the coordinator has your word on this operation; it need not be repeated."""
+    """Rank: the coordinator has your report on this operation; it need not be repeated."""
 
     operation_id: int
 

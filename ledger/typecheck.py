@@ -8,12 +8,12 @@ from msgspec import Struct
 
 from kvsweep.ledger.ids import Rows
 
-Form: TypeAlias = tuple[Any, ...]
-"""(kind, what belongs to the kind); ledger/native/forms.hpp names the kinds."""
+TypeTree: TypeAlias = tuple[Any, ...]
+"""(kind, what belongs to the kind); ledger/native/typecheck.hpp names the kinds."""
 
-_PLAIN: Final[dict[Any, Form]] = {
+_SCALARS: Final[dict[Any, TypeTree]] = {
     NoneType: ("nothing",),
-    int: ("word",),  # of 64 bits
+    int: ("integer",),  # of 64 bits
     float: ("number",),
     str: ("text",),
     bool: ("flag",),
@@ -33,20 +33,20 @@ def checker(kinds: Iterable[type[Struct]]) -> Callable[[object], bool] | None:
     return _store.checker([_record(kind) for kind in kinds])
 
 
-def _record(kind: type[Struct]) -> Form:
+def _record(kind: type[Struct]) -> TypeTree:
     hints = get_type_hints(kind)
-    fields = tuple((name, _form(hints[name])) for name in kind.__struct_fields__)
+    fields = tuple((name, _tree_of(hints[name])) for name in kind.__struct_fields__)
     return ("rows" if kind is Rows else "record", kind, fields)
 
 
-def _form(annotation: Any) -> Form:
+def _tree_of(annotation: Any) -> TypeTree:
     origin, parts = get_origin(annotation) or annotation, get_args(annotation)
-    if origin in _PLAIN:
-        return _PLAIN[origin]
+    if origin in _SCALARS:
+        return _SCALARS[origin]
     if origin in (Union, UnionType):
-        return ("any", tuple(_form(part) for part in parts))
+        return ("any", tuple(_tree_of(part) for part in parts))
     if origin is tuple:
-        return ("list", (_form(parts[0]),)) if parts[1:] == (...,) else ("each", tuple(map(_form, parts)))
+        return ("list", (_tree_of(parts[0]),)) if parts[1:] == (...,) else ("each", tuple(map(_tree_of, parts)))
     if isinstance(origin, type) and issubclass(origin, Struct):
         return _record(origin)
-    raise TypeError(f"the compiled code has no form for a field of type {annotation!r}")
+    raise TypeError(f"the compiled code has no tree for a field of type {annotation!r}")

@@ -36,15 +36,13 @@ from kvsweep.ledger.messages import (
     Turn,
 )
 from kvsweep.ledger.state import OpenOperation, Residency
-from kvsweep.runtime.awaited import Awaited, not_started, operation_of
-from kvsweep.runtime.bell import LogBell
 from kvsweep.runtime.core.core import Message
 from kvsweep.runtime.core.steps import HandedOut
 from kvsweep.runtime.driver import Driver
-from kvsweep.runtime.outgoing import Outgoing
-from kvsweep.runtime.results import RetainResult as RetainResult
-from kvsweep.runtime.results import UploadResult as UploadResult
-from kvsweep.runtime.waiters import ANYTHING, IDLE, ROOM, Waiters
+from kvsweep.runtime.outbox import SendQueues
+from kvsweep.runtime.waiting import ANYTHING, IDLE, ROOM, Awaited, LogBell, Waiters, not_started, operation_of
+from kvsweep.runtime.waiting import RetainResult as RetainResult
+from kvsweep.runtime.waiting import UploadResult as UploadResult
 from kvsweep.transports.links import RankLink
 from kvsweep.transports.producer import Producer
 from kvsweep.transports.wire import BadFrame, decode_from_rank
@@ -78,7 +76,7 @@ class Coordinator:
         self._links = dict(links)
         self._on_release = on_release
         self._watches: dict[int, Awaited] = {}
-        self._outgoing = Outgoing(self._links, note=self.bad_frames.append)
+        self._outgoing = SendQueues(self._links, note=self.bad_frames.append)
         self._results: dict[int, Awaited] = {}
         self._for_producer: list[PublishKeepMap | Acknowledge] = []
         self._wake = anyio.Event()
@@ -321,7 +319,7 @@ class Coordinator:
             await self.driver.deadlines.wait(self._wake, self.driver.next_deadline())
 
     def _turn(self) -> bool:
-        """One round of the pump: effects out, the producer's words and expired deadlines in.
+        """One round of the pump: effects out, the producer's reports and expired deadlines in.
 
         Frames are only queued here, so a gather has copied before any rank hears of the transfer that reads the copies.
         """
@@ -346,10 +344,10 @@ class Coordinator:
             elif isinstance(effect, PublishKeepMap | Acknowledge):
                 self._for_producer.append(effect)
         self._tell_producer()
-        words = self.producer.poll()
-        for word in words:
-            self.handle(word)
-        return bool(expired or effects or words)
+        reports = self.producer.poll()
+        for report in reports:
+            self.handle(report)
+        return bool(expired or effects or reports)
 
     def _tell_producer(self) -> None:
         """What it has no room for now stays, and what follows for the same request; both are told in a later turn."""

@@ -39,19 +39,17 @@ from kvsweep.ledger.state import EMPTY, Residency, State, residency
 from kvsweep.ledger.store.codec import EVENT_TYPES
 from kvsweep.ledger.store.digest import ByParts, Digest
 from kvsweep.ledger.store.log import LogStore, Position, Snapshot
-from kvsweep.runtime.clock import Clock, MachineClock, TurnClock
+from kvsweep.runtime.clock import BOUNDS, Clock, Deadlines, MachineClock, TurnClock, settling, silent
 from kvsweep.runtime.core.core import Core, Message
 from kvsweep.runtime.core.steps import HandedOut
 from kvsweep.runtime.core.well_formed import expect_key
-from kvsweep.runtime.deadlines import BOUNDS, Deadlines, settling, silent
-from kvsweep.runtime.handshake import handshake_fact
 from kvsweep.runtime.metrics import Metrics, stamp
 from kvsweep.runtime.outbox import Outbox
 from kvsweep.runtime.recovery import Folded, pools_of, recovered
+from kvsweep.runtime.run_config import RunConfig
 from kvsweep.runtime.settings import Settings
 from kvsweep.runtime.stores import open_store
-from kvsweep.runtime.world import World as World
-from kvsweep.transports.handshake import Capabilities, differences
+from kvsweep.transports.handshake import Capabilities, differences, handshake_fact
 from kvsweep.transports.pools import Pools
 
 Ended: TypeAlias = e.UploadAborted | e.RetainAborted | e.StoreAborted | e.TransferSettled
@@ -107,7 +105,7 @@ class Driver:
     def open(
         cls,
         settings: Settings,
-        world: World,
+        world: RunConfig,
         *,
         evidence: str = "{}",
         kernels: str = "",

@@ -1,12 +1,16 @@
-"""Effects that wait for the log. One queue a need: what needs less may leave before what needs more."""
+"""What is on its way out: effects that wait for the log, and frames that wait for a link."""
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from operator import itemgetter
 
-from kvsweep.ledger.messages import Effect, Need
+import anyio
+
+from kvsweep.ledger.messages import Effect, Need, ToRank
 from kvsweep.ledger.store.log import Level, Position
+from kvsweep.transports.links import RankLink
+from kvsweep.transports.wire import encode
 
 
 class Outbox:
@@ -57,3 +61,57 @@ class Outbox:
         if needs is None:
             raise TypeError("Reserve is answered by the pools and never waits")
         return self._ack if needs == "process" else needs
+
+
+OUTGOING_FRAMES = 65536
+"""Frames waiting for one rank. Open and settling operations bound them; a rank behind by more is given up."""
+
+
+class _Queue:
+    def __init__(self) -> None:
+        self.frames: deque[bytes] = deque()
+        self.posted = anyio.Event()
+
+
+class SendQueues:
+    """One bounded queue a connected rank. What is posted to another is dropped: its operations end by deadline.
+
+    note  is told when a rank is given up
+    """
+
+    def __init__(self, ranks: Iterable[int], *, note: Callable[[str], None]) -> None:
+        self._queues = {rank: _Queue() for rank in ranks}
+        self._note = note
+
+    def __len__(self) -> int:
+        """Frames that wait."""
+        return sum(len(queue.frames) for queue in self._queues.values())
+
+    def connect(self, rank: int) -> None:
+        """A fresh queue; what waits in the old one is of another link."""
+        self._queues[rank] = _Queue()
+
+    def post(self, rank: int, message: ToRank) -> None:
+        """Waits for nothing, and one rank that takes nothing costs the others nothing."""
+        queue = self._queues.get(rank)
+        if queue is None:
+            return
+        if len(queue.frames) >= OUTGOING_FRAMES:
+            del self._queues[rank]
+            self._note(f"rank {rank}: {OUTGOING_FRAMES} frames wait for it; given up until it connects again")
+            return
+        queue.frames.append(encode(message))
+        queue.posted.set()
+
+    async def send(self, rank: int, link: RankLink) -> None:
+        """Send the rank's frames over this link until it ends."""
+        queue = self._queues[rank]
+        try:
+            while True:
+                if not queue.frames:
+                    queue.posted = anyio.Event()
+                    await queue.posted.wait()
+                    continue
+                await link.send(queue.frames.popleft())
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            return  # what it was sent and did not do ends by deadline, or with its process epoch

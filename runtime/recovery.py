@@ -9,13 +9,13 @@ from msgspec import Struct
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.errors import LogError
-from kvsweep.ledger.folding import Folding, hash_events
 from kvsweep.ledger.ids import POOL, Int32
 from kvsweep.ledger.phases import PASSED_THROUGH
 from kvsweep.ledger.state import PoolState, State
 from kvsweep.ledger.store.digest import Digest
+from kvsweep.ledger.store.folding import Folding, hash_events
 from kvsweep.ledger.store.log import LogStore
-from kvsweep.runtime.world import World
+from kvsweep.runtime.run_config import RunConfig
 from kvsweep.transports.pools import Pools
 
 NONE: Int32 = np.empty(0, dtype=np.int32)
@@ -43,7 +43,7 @@ def fold_log(log: LogStore) -> Folded:
     return Folded(state=folding.state, digest=digest)
 
 
-def newer(world: World, log: LogStore) -> World:
+def newer(world: RunConfig, log: LogStore) -> RunConfig:
     """The world in processes that began after all that the ledger knows; as it is for a ledger without events."""
     ranks: dict[int, int] = {}
     producer_epoch = 0
@@ -60,7 +60,7 @@ def newer(world: World, log: LogStore) -> World:
     return world.newer_than(PoolState(ranks=tuple(sorted(ranks.items())), producer_epoch=producer_epoch))
 
 
-def recovered(log: LogStore, world: World) -> Folded:
+def recovered(log: LogStore, world: RunConfig) -> Folded:
     """What the ledger gives, once it is known that `world` may go on with it. Raises LogError."""
     folded = fold_log(log)
     world.expect_continues(folded.state.pool)
@@ -76,7 +76,7 @@ def _expect_whole(state: State) -> None:
             raise LogError(f"the ledger ends inside a batch and has to be repaired first: {where}")
 
 
-def pools_of(world: World, state: State) -> Pools:
+def pools_of(world: RunConfig, state: State) -> Pools:
     """Free lists that have given away just what the relation says is held. Raises LogError where that cannot be."""
     pools, ownership, layout = world.pools(), state.ownership, world.layout
     for group, pool in enumerate(pools.device.groups):

@@ -6,10 +6,11 @@ python scripts/docs.py --check   write nothing; exit 1 and name the pages that a
 
 import argparse
 import ast
+import itertools
 import re
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -247,7 +248,7 @@ def _test_link(test: str) -> str:
 
 
 def _scenario_link(name: str) -> str:
-    return f"[{name}](../scenarios/library/{name})"
+    return f"[{name}](../scenarios/verify/library/{name})"
 
 
 # ---- diagrams --------------------------------------------------------------------------------------------------------
@@ -273,10 +274,121 @@ def replace_part(page: str, name: str, content: str, where: str = "architecture.
     return pattern.sub(lambda match: f"{match[1]}{content}\n{match[2]}", page)
 
 
-def architecture_page(page: str, tables: Mapping[str, tuple[Table, str]]) -> str:
-    """The page with every diagram drawn anew; `tables` maps a marker's name to (table, first state)."""
-    for name, (table, start) in tables.items():
-        page = replace_part(page, name, diagram(table, start))
+# ---- rooms -----------------------------------------------------------------------------------------------------------
+
+FOLDERS = ("ledger", "kernels", "transports", "runtime", "scenarios", "src/kvsweep/cli")
+WITHOUT_MODULES = "scenarios"  # a line a room is enough there: each holds what one command runs
+
+
+@dataclass(frozen=True)
+class Room:
+    """A folder of modules, what it is for, and the other rooms that its modules import from."""
+
+    name: str
+    about: str
+    modules: Mapping[str, str]  # file name -> what it is for
+    imports: frozenset[str]
+
+
+def read_rooms(root: Path) -> dict[str, Room]:
+    """Every folder of modules by its path. Raises DocsError for a package or a module without a docstring."""
+    folders = [path.parent for top in FOLDERS for path in sorted((root / top).rglob("__init__.py"))]
+    names = {folder.relative_to(root).as_posix() for folder in folders}
+    rooms = {}
+    for folder in folders:
+        name = folder.relative_to(root).as_posix()
+        files = {path.name: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.py"))}
+        about = {file: _first_line(f"{name}/{file}", ast.get_docstring(tree)) for file, tree in files.items()}
+        about |= {
+            f"native/{path.name}": line for path in sorted(folder.glob("native/*.[ch]pp")) if (line := _comment(path))
+        }
+        used = {room for tree in files.values() for target in _imported(tree) if (room := _room_of(target, names))}
+        rooms[name] = Room(name, about.pop("__init__.py"), about, frozenset(used - {name}))
+    return rooms
+
+
+def _first_line(where: str, text: str | None) -> str:
+    if not text:
+        raise DocsError(f"{where} has no docstring")
+    return text.splitlines()[0]
+
+
+def _comment(path: Path) -> str:
+    """The first sentence of a C++ file that says what it is for; empty for one that does not."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    said = itertools.takewhile(lambda line: line.startswith("// "), lines)
+    return " ".join(line.removeprefix("// ") for line in said).split(". ")[0].rstrip(".")
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _room_of(target: str, names: Set[str]) -> str | None:
+    """The room of a dotted name of ours."""
+    first, *rest = target.split(".")
+    path = "/".join(["src/kvsweep", *rest] if rest[:1] == ["cli"] else rest)
+    found = [name for name in names if f"{path}/".startswith(f"{name}/")]
+    return max(found, key=len) if first == "kvsweep" and found else None
+
+
+def rooms_diagram(rooms: Mapping[str, Room]) -> str:
+    """Who imports whom, as a mermaid flow chart; an arrow that others make up is left out."""
+    reached = {name: _reached(name, rooms) for name in rooms}
+    lines = ["```mermaid", "flowchart BT"]
+    for name, room in rooms.items():
+        for one in sorted(room.imports):
+            between = (other for other in room.imports - {one} if one in reached[other] and other not in reached[one])
+            if not any(between):
+                lines.append(f"    {_node(name)} --> {_node(one)}")
+    return "\n".join([*lines, "```"])
+
+
+def _reached(name: str, rooms: Mapping[str, Room]) -> set[str]:
+    """Rooms that this one needs, whether it imports them or what it imports does."""
+    found = set(rooms[name].imports)
+    while more := {far for one in found for far in rooms[one].imports} - found:
+        found |= more
+    return found
+
+
+def _node(name: str) -> str:
+    shown = name.removeprefix("src/kvsweep/")
+    return f'{shown.replace("/", "_")}["{shown}"]'
+
+
+def rooms_table(rooms: Mapping[str, Room]) -> str:
+    """A line a room."""
+    lines = ["| room | what is in it |", "| --- | --- |"]
+    lines += [f"| [`{name}`](../{name}) | {_cell(room.about)} |" for name, room in rooms.items()]
+    return "\n".join(lines)
+
+
+def modules_tables(rooms: Mapping[str, Room]) -> str:
+    """A table a room, a line a module."""
+    parts = []
+    for name, room in rooms.items():
+        if room.modules and not name.startswith(WITHOUT_MODULES):
+            lines = [f"**{name}**", "", "| module | what it is for |", "| --- | --- |"]
+            lines += [f"| [`{file}`](../{name}/{file}) | {_cell(about)} |" for file, about in room.modules.items()]
+            parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def architecture_page(page: str, tables: Mapping[str, tuple[Table, str]], rooms: Mapping[str, Room]) -> str:
+    """The page with every diagram and table drawn anew; `tables` maps a marker's name to (table, first state)."""
+    drawn = {name: diagram(table, start) for name, (table, start) in tables.items()}
+    drawn |= {"imports": rooms_diagram(rooms), "rooms": rooms_table(rooms), "modules": modules_tables(rooms)}
+    for name, content in drawn.items():
+        page = replace_part(page, name, content)
     return page
 
 
@@ -311,7 +423,7 @@ def pages(root: Path) -> dict[Path, str]:
         root / "docs/faults.md": faults_page(
             read_faults(root / "docs/faults.toml"), contract, shown, read_mutants(root / "tests/mutants")
         ),
-        architecture: architecture_page(architecture.read_text(encoding="utf-8"), phase_tables()),
+        architecture: architecture_page(architecture.read_text(encoding="utf-8"), phase_tables(), read_rooms(root)),
         scenarios: scenarios_page(scenarios.read_text(encoding="utf-8")),
     }
 

@@ -17,20 +17,24 @@ from rich.console import Console
 from rich.table import Table
 
 import kvsweep
+from kvsweep.scenarios import measure
 from kvsweep.scenarios.demo.bundle import load_smollm2
 from kvsweep.scenarios.demo.folder import tiny_llama, write_folder
+
+ROOT = Path(__file__).resolve().parents[1]
+# The package under test is the installed one; it comes without these checks, which the checkout has.
+measure.__path__.append(str(ROOT / "scenarios/measure"))
+
+from kvsweep.scenarios.measure.vllm.aggregator import check_aggregator
 from kvsweep.scenarios.measure.vllm.compact import check_capacity, check_quality
 from kvsweep.scenarios.measure.vllm.engines import EngineFailed
 from kvsweep.scenarios.measure.vllm.installed import differences, record_of, strangers, unwanted
-from kvsweep.scenarios.measure.vllm.kit import Kit, Result
+from kvsweep.scenarios.measure.vllm.kit import SEED, Kit, Result, text_tokens
 from kvsweep.scenarios.measure.vllm.lossless import check_faults, check_lossless, check_start
 from kvsweep.scenarios.measure.vllm.model import check_model
 from kvsweep.scenarios.measure.vllm.overhead import check_overhead
 from kvsweep.scenarios.measure.vllm.refusals import check_refusals
-from kvsweep.scenarios.measure.vllm.words import check_aggregator
-from kvsweep.scenarios.measure.vllm.workload import SEED, text_tokens
 
-ROOT = Path(__file__).resolve().parents[1]
 WIDE = 160  # a file has no width
 Found = tuple[list[str], dict[str, Any], list[tuple[str, str]]]
 

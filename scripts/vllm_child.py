@@ -16,6 +16,11 @@ import vllm.version
 from vllm import LLM, SamplingParams, TokensPrompt
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
+from kvsweep.scenarios import measure
+
+# The installed package comes without these checks, which the checkout has.
+measure.__path__.append(str(Path(__file__).resolve().parents[1] / "scenarios/measure"))
+
 from kvsweep.scenarios.measure.vllm.job import BLOCK, NO_SECOND, Answer, Batch, Engine, Fault, Ran, Token
 
 IDLE_STEPS = 2000  # after the last request; an engine that still works then is one that never ends

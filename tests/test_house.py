@@ -8,7 +8,8 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -17,16 +18,37 @@ import kvsweep
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("kernels", "ledger", "transports", "runtime", "scenarios")
-MAY_IMPORT = {
-    "kernels": {"kernels"},
-    "ledger": {"ledger"},
-    "transports": {"transports", "ledger", "kernels"},
-    "runtime": {"runtime", "ledger", "kernels", "transports"},
-    "scenarios": {*FOLDERS, "kvsweep"},
+CORE = {"ledger", "ledger/store", "kernels", "transports", "runtime", "runtime/core"}
+ROOMS = {
+    "kernels": set(),
+    "kernels/cuda": {"kernels"},
+    "ledger": {"ledger/reducers"},
+    "ledger/reducers": {"ledger"},
+    "ledger/store": {"ledger"},
+    "ledger/inspect": {"ledger", "ledger/store"},
+    "transports": {"ledger", "kernels"},
+    "transports/cuda": {"ledger", "kernels", "kernels/cuda", "transports"},
+    "transports/vllm": {"ledger", "transports"},
+    "runtime/core": {"ledger", "kernels"},
+    "runtime": CORE - {"runtime"},
+    "runtime/vllm": {*CORE, "transports/vllm"},
+    "scenarios": {"kvsweep"},
+    "scenarios/demo": {*CORE, "kernels/cuda", "transports/cuda", "scenarios"},
+    "scenarios/verify": {*CORE, "ledger/inspect", "scenarios", "scenarios/demo"},
+    "scenarios/measure": {*CORE, "kernels/cuda", "ledger/inspect", "transports/cuda", "transports/vllm", "scenarios",
+                          "scenarios/demo"},
+}  # fmt: skip
+"""Room -> rooms that it may import from, beside itself. What stands in a folder below is of the nearest room above."""
+SINGLE = {
+    "runtime/core": {"runtime/settings", "ledger/store/hashing"},
 }
+"""Room or module -> single modules or rooms that it may import as well."""
+DRAWING = {"rich", "typer"}
+MAX_FILES = 30  # of Python, in one folder
 MAX_LINES = 70  # of a function
 PRODUCT = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 TOP = sorted([*(ROOT / "src/kvsweep").glob("*.py"), *(ROOT / "src/kvsweep/cli").glob("*.py")])
+STUBS = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.pyi"))  # of what is compiled
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 SCRIPTS = sorted((ROOT / "scripts").glob("*.py"))
 NATIVE = sorted(
@@ -70,17 +92,100 @@ def imported(tree: ast.Module) -> Iterator[tuple[int, str]]:
             )
 
 
-def direction_faults(folder: str, tree: ast.Module) -> list[str]:
-    faults = []
+def room_of(path: str) -> str:
+    """The nearest room above a path such as ledger/store/log; the front for what is in none."""
+    parts = path.split("/")
+    rooms = ("/".join(parts[:end]) for end in range(len(parts), 0, -1))
+    return next((room for room in rooms if room in ROOMS), "kvsweep")
+
+
+def direction_faults(file: str, tree: ast.Module) -> list[str]:
+    faults, module = [], file.removesuffix(".py")
+    room = room_of(module)
+    single = {one for place, modules in SINGLE.items() if within(module, place) for one in modules}
     for line, name in imported(tree):
         first, *rest = name.split(".")
+        target = "/".join(rest)
         if not first or first in FOLDERS:
             faults.append(f"{line}: {name} is not an absolute kvsweep import")
-        elif first == "kvsweep":
-            target = rest[0] if rest and rest[0] in FOLDERS else "kvsweep"
-            if target not in MAY_IMPORT[folder]:
-                faults.append(f"{line}: {folder} may not import {name}")
+        elif (
+            first == "kvsweep"
+            and room_of(target) not in {room, *ROOMS[room]}
+            and not any(within(target, one) for one in single)
+        ):
+            faults.append(f"{line}: {room} may not import {name}")
     return faults
+
+
+def within(path: str, place: str) -> bool:
+    return path == place or path.startswith(f"{place}/")
+
+
+# ---- circles
+
+
+def imports_when_loaded(tree: ast.Module, modules: Collection[str]) -> set[str]:
+    """Modules of ours that are imported while this one is loaded: not in functions, not for type checkers alone."""
+    found: set[str] = set()
+    nodes: list[ast.stmt] = list(tree.body)
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {
+                name if (name := f"{node.module}.{alias.name}") in modules else node.module for alias in node.names
+            }
+        elif isinstance(node, ast.If) and ast.unparse(node.test) != "TYPE_CHECKING":
+            nodes += [*node.body, *node.orelse]
+        elif isinstance(node, ast.Try):
+            nodes += [*node.body, *node.orelse, *node.finalbody, *(part for one in node.handlers for part in one.body)]
+    return found & set(modules)
+
+
+def circle(graph: Mapping[str, Collection[str]]) -> list[str]:
+    """Modules that lead back to the first of them, each imported by the one before; empty where there is no circle."""
+    done: set[str] = set()
+
+    def search(way: list[str]) -> list[str]:
+        for following in sorted(graph[way[-1]]):
+            if following in way:
+                return [*way[way.index(following) :], following]
+            if following not in done and (found := search([*way, following])):
+                return found
+        done.add(way[-1])
+        return []
+
+    return next((found for module in sorted(graph) if module not in done and (found := search([module]))), [])
+
+
+def dotted(path: Path) -> str:
+    name = name_of(path).removeprefix("src/kvsweep/").removesuffix(path.suffix).removesuffix("__init__")
+    return ".".join(["kvsweep", *filter(None, name.split("/"))])
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """A circle loads or fails by which of its modules is asked for first."""
+    modules = {dotted(path): parse(path) for path in [*PRODUCT, *TOP]}
+    names = {*modules, *map(dotted, STUBS)}
+    graph = {name: imports_when_loaded(tree, names) for name, tree in modules.items()}
+    found = circle(graph | {dotted(path): set() for path in STUBS})
+    assert not found, " -> ".join(found)
+
+
+@pytest.mark.parametrize(
+    ("sources", "found"),
+    [
+        ({"a": "import b", "b": "from c import x", "c": ""}, []),
+        ({"a": "import b", "b": "from c import x", "c": "import a"}, ["a", "b", "c", "a"]),
+        ({"a": "import b", "b": "try:\n    import c\nexcept ImportError:\n    pass", "c": "import b"}, ["b", "c", "b"]),
+        ({"a": "from p import b", "p": "", "p.b": "import a"}, ["a", "p.b", "a"]),
+        ({"a": "import b", "b": "def f():\n    import a"}, []),
+        ({"a": "import b", "b": "if TYPE_CHECKING:\n    import a"}, []),
+    ],
+)
+def test_the_circle_check_sees_every_import_that_is_carried_out(sources: dict[str, str], found: list[str]) -> None:
+    graph = {name: imports_when_loaded(ast.parse(source), sources) for name, source in sources.items()}
+    assert circle(graph) == found
 
 
 def purity_faults(tree: ast.Module) -> list[str]:
@@ -120,7 +225,17 @@ def report(faults: dict[str, list[str]]) -> str:
 
 
 def test_folders_import_only_what_they_may() -> None:
-    faults = {name_of(path): direction_faults(path.relative_to(ROOT).parts[0], parse(path)) for path in PRODUCT}
+    faults = {name_of(path): direction_faults(name_of(path), parse(path)) for path in PRODUCT}
+    assert not report(faults), report(faults)
+
+
+def drawing_faults(tree: ast.Module) -> list[str]:
+    return [f"{line}: imports {name}" for line, name in imported(tree) if name.split(".")[0] in DRAWING]
+
+
+def test_only_the_command_line_draws() -> None:
+    """What runs and measures gives its answers as data; `src/kvsweep/cli` makes tables, bars and options of them."""
+    faults = {name_of(path): drawing_faults(parse(path)) for path in PRODUCT}
     assert not report(faults), report(faults)
 
 
@@ -129,6 +244,12 @@ def test_every_folder_with_modules_is_a_package() -> None:
     folders = {path.parent for path in PRODUCT}
     missing = sorted(name_of(folder) for folder in folders if not (folder / "__init__.py").exists())
     assert not missing, f"without __init__.py: {missing}"
+
+
+def test_no_folder_is_a_heap() -> None:
+    counts = Counter(path.parent for path in [*PRODUCT, *TOP, *TESTS])
+    heaps = {name_of(folder): count for folder, count in counts.items() if count > MAX_FILES}
+    assert not heaps, f"more than {MAX_FILES} Python files: {heaps}"
 
 
 def long_functions(tree: ast.Module) -> list[str]:
@@ -173,32 +294,59 @@ def test_tests_wait_for_conditions_and_never_sleep() -> None:
 
 
 @pytest.mark.parametrize(
-    ("folder", "source", "fault"),
+    ("file", "source", "fault"),
     [
         (
-            "ledger",
+            "ledger/x.py",
             "def f():\n    from kvsweep.kernels import gather",
             "2: ledger may not import kvsweep.kernels.gather",
         ),
         (
-            "ledger",
+            "ledger/x.py",
             "if TYPE_CHECKING:\n    import kvsweep.runtime.core.core",
             "2: ledger may not import kvsweep.runtime.core.core",
         ),
-        ("kernels", "from kvsweep.ledger.ids import Rows", "1: kernels may not import kvsweep.ledger.ids.Rows"),
-        ("kernels", "from kvsweep import ledger", "1: kernels may not import kvsweep.ledger"),
-        ("runtime", "from kvsweep import Core", "1: runtime may not import kvsweep.Core"),
+        ("ledger/x.py", "from kvsweep.ledger import store", "1: ledger may not import kvsweep.ledger.store"),
         (
-            "runtime",
+            "ledger/reducers/x.py",
+            "from kvsweep.ledger.store.log import Record",
+            "1: ledger/reducers may not import kvsweep.ledger.store.log.Record",
+        ),
+        (
+            "ledger/store/x.py",
+            "from kvsweep.ledger.inspect import replay",
+            "1: ledger/store may not import kvsweep.ledger.inspect.replay",
+        ),
+        (
+            "runtime/core/x.py",
+            "from kvsweep.runtime.driver import Driver",
+            "1: runtime/core may not import kvsweep.runtime.driver.Driver",
+        ),
+        (
+            "scenarios/demo/x.py",
+            "import kvsweep.scenarios.verify.script.run",
+            "1: scenarios/demo may not import kvsweep.scenarios.verify.script.run",
+        ),
+        ("runtime/x.py", "from kvsweep.cli import log", "1: runtime may not import kvsweep.cli.log"),
+        ("kernels/x.py", "from kvsweep.ledger.ids import Rows", "1: kernels may not import kvsweep.ledger.ids.Rows"),
+        ("kernels/x.py", "from kvsweep import ledger", "1: kernels may not import kvsweep.ledger"),
+        ("runtime/x.py", "from kvsweep import Core", "1: runtime may not import kvsweep.Core"),
+        (
+            "runtime/x.py",
             "importlib.import_module('kvsweep.scenarios.demo.run')",
             "1: runtime may not import kvsweep.scenarios.demo.run",
         ),
-        ("runtime", "from .core import Core", "1: .core.Core is not an absolute kvsweep import"),
-        ("scenarios", "import ledger.ids", "1: ledger.ids is not an absolute kvsweep import"),
+        ("runtime/x.py", "from .core import Core", "1: .core.Core is not an absolute kvsweep import"),
+        ("scenarios/x.py", "import ledger.ids", "1: ledger.ids is not an absolute kvsweep import"),
     ],
 )
-def test_the_direction_check_sees_every_form_of_import(folder: str, source: str, fault: str) -> None:
-    assert direction_faults(folder, ast.parse(source)) == [fault]
+def test_the_direction_check_sees_every_form_of_import(file: str, source: str, fault: str) -> None:
+    assert direction_faults(file, ast.parse(source)) == [fault]
+
+
+def test_what_a_room_may_import_is_no_fault() -> None:
+    source = "from kvsweep.ledger.ids import Rows\nfrom kvsweep.runtime import settings\nimport numpy"
+    assert direction_faults("runtime/core/x.py", ast.parse(source)) == []
 
 
 @pytest.mark.parametrize(
@@ -213,6 +361,13 @@ def test_the_direction_check_sees_every_form_of_import(folder: str, source: str,
 )
 def test_the_purity_check_sees_clock_random_and_io(source: str, fault: str) -> None:
     assert purity_faults(ast.parse(source)) == [fault]
+
+
+@pytest.mark.parametrize(
+    "source", ["import rich", "def f():\n    from rich.table import Table", "import typer.testing"]
+)
+def test_the_drawing_check_sees_every_form_of_import(source: str) -> None:
+    assert drawing_faults(ast.parse(source))
 
 
 @pytest.mark.parametrize("source", ["time.sleep(1)", "await anyio.sleep(0)", "from time import sleep"])

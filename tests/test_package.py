@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+LEFT_OUT = ("kernels/native/", "ledger/native/", "scenarios/measure/gpu/", "scenarios/measure/vllm/")
+"""C++ sources, which are shipped as what becomes of them, and what only scripts of the checkout run."""
 FOLDERS = ("kernels", "ledger", "transports", "runtime", "scenarios")
 
 
@@ -28,9 +30,7 @@ def shipped() -> dict[str, bytes]:
         if path.is_file()
         and "__pycache__" not in path.parts
         and path.suffix != ".pyc"
-        and not name.startswith(
-            ("kernels/native/", "ledger/native/")
-        )  # C++ sources: what they become is shipped instead
+        and not name.startswith(LEFT_OUT)
     }
 
 
@@ -70,6 +70,7 @@ def test_the_wheel_carries_every_file_of_the_folders(built: Path) -> None:
     for name, extension in zip(built_here, extensions, strict=True):
         assert re.fullmatch(rf"{extension}\..*\.so", name)
     assert [name for name in wanted if inside[name] != wanted[name]] == []
+    assert [name for name in inside if name.startswith(LEFT_OUT)] == []
     assert len(licences) == 1
 
 

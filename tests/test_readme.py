@@ -9,7 +9,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from kvsweep.cli.closing import COSTS, closing_table
+from kvsweep.cli.demo import COSTS, closing_table
 from kvsweep.cli.main import app
 from kvsweep.scenarios.demo.options import DemoOptions
 from kvsweep.scenarios.demo.run import run_demo

@@ -22,7 +22,7 @@ class DeviceLost(KvsweepError):
 
 
 class Completion(Struct, frozen=True, kw_only=True):
-    """A device's terminal word on one operation: every copy and the table row are visible, or it failed.
+    """A device's terminal report on one operation: every copy and the table row are visible, or it failed.
 
     Bytes are those of the copies that ran, also where a later one failed.
     """

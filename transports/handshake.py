@@ -1,10 +1,14 @@
 """The handshake: two sides show what they hold before anything is sent, and a refusal names every difference (D4)."""
 
+from collections.abc import Mapping
 from typing import Final
 
+import msgspec
 from msgspec import Struct
 
 from kvsweep.ledger.errors import HandshakeError
+from kvsweep.ledger.events import Difference, HandshakeAgreed, HandshakeRefused
+from kvsweep.ledger.ids import POOL
 from kvsweep.ledger.layout import Layout
 
 PROTOCOL: Final = 1
@@ -101,3 +105,16 @@ def agree(producer: Capabilities, consumer: Capabilities) -> None:
     found = differences(producer, consumer)
     if found:
         raise HandshakeError(found)
+
+
+def handshake_fact(
+    seq: int, number: int, rank: Capabilities, found: Mapping[str, tuple[object, object]]
+) -> HandshakeAgreed | HandshakeRefused:
+    """The pool's next event about one rank; `found` as `transports.handshake.differences` gives it."""
+    if not found:
+        theirs = msgspec.json.encode(rank, order="sorted").decode()
+        return HandshakeAgreed(request=POOL, seq=seq, peer=f"rank {number}", theirs=theirs)
+    listed = tuple(
+        Difference(field=field, expected=str(ours), got=str(theirs)) for field, (ours, theirs) in found.items()
+    )
+    return HandshakeRefused(request=POOL, seq=seq, peer=f"rank {number}", differences=listed)

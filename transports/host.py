@@ -19,10 +19,9 @@ from kvsweep.ledger.messages import MoveBlocks, StoreBlocks, Transfer
 from kvsweep.transports.blocks import BlockMemory, UInt8
 from kvsweep.transports.chunks import Chunk, check_work, split
 from kvsweep.transports.device import Completion, DeviceWork
-from kvsweep.transports.served_rows import ServedRows
 from kvsweep.transports.staging import StagingRing, StagingSlot
 from kvsweep.transports.streams import Item, Streams
-from kvsweep.transports.tables import TableRows
+from kvsweep.transports.tables import ServedRows, TableRows
 
 STREAMS = ("h2d", "unpack", "move", "d2h")
 FAILURES_KEPT = 256

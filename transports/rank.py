@@ -21,11 +21,11 @@ class Note(Struct, frozen=True, kw_only=True):
 
 
 class RankWorker:
-    """Performs the effects that name this rank and process, and says one final word on each operation.
+    """Performs the effects that name this rank and process, and sends one final report on each operation.
 
-    A peer's mistake raises nothing: it is noted, or answered as failed. The word on an operation is written once:
+    A peer's mistake raises nothing: it is noted, or answered as failed. The report on an operation is written once:
     a repeated start does no work and repeats it; a cancel that comes first promises that no start will be obeyed.
-    A word is forgotten when the floor (the lowest operation that may still be open) has passed it; from then on
+    A report is forgotten when the floor (the lowest operation that may still be open) has passed it; from then on
     every command on that operation is refused without an answer.
 
     notes  the last 256 refusals and failures, oldest first
@@ -42,18 +42,18 @@ class RankWorker:
         self.notes: deque[Note] = deque(maxlen=NOTES_KEPT)
         self._limit = operations
         self._running: set[int] = set()
-        self._words: dict[int, Done] = {}
+        self._reports: dict[int, Done] = {}
         self._unacknowledged: set[int] = set()
-        self._outbox: dict[int, Done] = {}  # by operation: a word waits once, however often it is asked for
+        self._outbox: dict[int, Done] = {}  # by operation: a report waits once, however often it is asked for
 
     @property
     def remembered(self) -> int:
         """Operations in memory, running and answered."""
-        return len(self._running) + len(self._words)
+        return len(self._running) + len(self._reports)
 
     @property
     def unheard(self) -> bool:
-        """Whether a word waits to be heard."""
+        """Whether a report waits to be heard."""
         return bool(self._unacknowledged)
 
     def note_frame(self, what: str) -> None:
@@ -82,20 +82,20 @@ class RankWorker:
                 self._start(work)
 
     def poll(self) -> list[Done]:
-        """Final words that are due: new ones, and those asked for again. Each word once a call; never waits."""
+        """Final reports that are due: new ones, and those asked for again. Each report once a call; never waits."""
         for completion in self.device.poll():
             self._finish(completion)
         due, self._outbox = list(self._outbox.values()), {}
         return due
 
     def acknowledge(self, operation_id: int) -> None:
-        """The coordinator has this word: `probe` need not repeat it. The word itself stays until the floor passes."""
+        """The coordinator has this report: `probe` need not repeat it. It is remembered until the floor passes."""
         self._unacknowledged.discard(operation_id)
 
     def probe(self) -> int:
-        """Make the next `poll` repeat every word that nobody acknowledged. Returns how many."""
+        """Make the next `poll` repeat every report that nobody acknowledged. Returns how many."""
         for number in sorted(self._unacknowledged):
-            self._outbox[number] = self._words[number]
+            self._outbox[number] = self._reports[number]
         return len(self._unacknowledged)
 
     def table(self, request: RequestKey, row: int, generation: int, layer: int) -> Int32:
@@ -114,22 +114,22 @@ class RankWorker:
         return True
 
     def _knows(self, operation_id: int) -> bool:
-        return operation_id in self._running or operation_id in self._words
+        return operation_id in self._running or operation_id in self._reports
 
     def _raise_floor(self, floor: int) -> None:
         self.floor = max(self.floor, floor)
-        for number in [number for number in self._words if number < self.floor]:
+        for number in [number for number in self._reports if number < self.floor]:
             self._forget(number)
 
     def _forget(self, operation_id: int) -> None:
-        del self._words[operation_id]
+        del self._reports[operation_id]
         self._unacknowledged.discard(operation_id)
         self._outbox.pop(operation_id, None)
 
     def _start(self, work: Transfer | MoveBlocks | StoreBlocks) -> None:
         number = work.operation.operation_id
-        if number in self._words:
-            self._outbox[number] = self._words[number]
+        if number in self._reports:
+            self._outbox[number] = self._reports[number]
             return
         if number in self._running:
             return
@@ -137,17 +137,17 @@ class RankWorker:
             self.device.queue(work)
         except (LayoutError, Busy) as error:
             self._note(work.operation, f"{type(work).__name__} failed: {error}")
-            self._say(self._word(work.operation, "failed"))
+            self._say(self._report(work.operation, "failed"))
             return
         self._running.add(number)
 
     def _cancel(self, work: Cancel) -> None:
         number = work.operation.operation_id
-        if number in self._words:
-            self._outbox[number] = self._words[number]
+        if number in self._reports:
+            self._outbox[number] = self._reports[number]
         elif number not in self._running or self.device.cancel(number):
             self._running.discard(number)
-            self._say(self._word(work.operation, "cancelled"))
+            self._say(self._report(work.operation, "cancelled"))
 
     def _finish(self, completion: Completion) -> None:
         number = completion.operation.operation_id
@@ -159,8 +159,8 @@ class RankWorker:
         self._running.remove(number)
         if completion.reason:
             self._note(completion.operation, f"failed: {completion.reason}")
-        word = structs.replace(
-            self._word(completion.operation, completion.outcome),
+        report = structs.replace(
+            self._report(completion.operation, completion.outcome),
             h2d_bytes=completion.h2d_bytes,
             unpack_bytes=completion.unpack_bytes,
             d2h_bytes=completion.d2h_bytes,
@@ -168,14 +168,14 @@ class RankWorker:
             table_updates=completion.table_updates,
             wait_s=completion.wait_s,
         )
-        self._say(word)
+        self._say(report)
 
-    def _word(self, operation: Operation, outcome: str) -> Done:
+    def _report(self, operation: Operation, outcome: str) -> Done:
         return Done(operation=operation, rank=self.rank, process_epoch=self.process_epoch, outcome=outcome)
 
-    def _say(self, word: Done) -> None:
-        number = word.operation.operation_id
-        self._words[number] = self._outbox[number] = word
+    def _say(self, report: Done) -> None:
+        number = report.operation.operation_id
+        self._reports[number] = self._outbox[number] = report
         self._unacknowledged.add(number)
 
     def _note(self, operation: Operation, what: str) -> None:

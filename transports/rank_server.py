@@ -1,4 +1,4 @@
-"""`serve_rank`: one rank's side of a link. Commands in, words out; a word is repeated until it is heard."""
+"""`serve_rank`: one rank's side of a link. Commands in, reports out; a report is repeated until it is heard."""
 
 import anyio
 import anyio.lowlevel
@@ -12,7 +12,7 @@ from kvsweep.transports.rank import RankWorker
 from kvsweep.transports.wire import BadFrame, decode_to_rank, encode
 
 PROBE_TURNS = 64
-"""Idle turns after which a lossy link is asked to carry the unheard words again."""
+"""Idle turns after which a lossy link is asked to carry the unheard reports again."""
 
 
 class _Wake:
@@ -70,10 +70,10 @@ async def _work(worker: RankWorker, device: ServedDevice, link: RankLink, wake: 
     try:
         while True:
             moved = device.advance(1) > 0
-            words = worker.poll()
-            for word in words:
-                await link.send(encode(word))
-            if moved or words:
+            reports = worker.poll()
+            for report in reports:
+                await link.send(encode(report))
+            if moved or reports:
                 idle = 0
                 await anyio.lowlevel.checkpoint()
             elif link.delivery is Delivery.LOSSY and worker.unheard:

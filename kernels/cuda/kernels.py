@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from kvsweep.kernels.checks import check_ids, check_integer, check_row_ptr, check_unique
 from kvsweep.kernels.csr import Csr, Int32
-from kvsweep.kernels.cuda.driver import DeviceArray, Driver
+from kvsweep.kernels.cuda.api import CudaDriver, DeviceArray
 from kvsweep.kernels.cuda.launch import THREADS, Launcher, check_packing
 from kvsweep.kernels.cuda.rows import (
     Descriptor,
@@ -45,7 +45,7 @@ class CudaKernels:
 
     name = "cuda"
 
-    def __init__(self, driver: Driver, *, blocks_per_multiprocessor: int = 2) -> None:
+    def __init__(self, driver: CudaDriver, *, blocks_per_multiprocessor: int = 2) -> None:
         self.driver = driver
         self.launcher = Launcher(driver, blocks_per_multiprocessor=blocks_per_multiprocessor)
         self.stream = driver.stream()

@@ -3,7 +3,7 @@
 import numpy as np
 
 from kvsweep.kernels.checks import check_integer
-from kvsweep.kernels.cuda.driver import Driver, Stream
+from kvsweep.kernels.cuda.api import CudaDriver, Stream
 from kvsweep.kernels.cuda.rows import ALIGNMENT, Descriptor, RowBatch
 from kvsweep.kernels.cuda.source import arguments_of
 from kvsweep.kernels.errors import KernelArgumentError
@@ -22,7 +22,7 @@ class Launcher:
                                take a quarter of a multiprocessor's threads, and the rest is left to compute
     """
 
-    def __init__(self, driver: Driver, *, blocks_per_multiprocessor: int = 2) -> None:
+    def __init__(self, driver: CudaDriver, *, blocks_per_multiprocessor: int = 2) -> None:
         self.driver = driver
         cap = check_integer("blocks_per_multiprocessor", blocks_per_multiprocessor, least=1, most=8)
         self._most = cap * driver.multiprocessors

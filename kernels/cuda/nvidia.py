@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvsweep.kernels.cuda.driver import DeviceArray, DeviceMemory, Event, Graph, PinnedMemory, Stream, UInt8, UInt64
+from kvsweep.kernels.cuda.api import DeviceArray, DeviceMemory, Event, Graph, PinnedMemory, Stream, UInt8, UInt64
 from kvsweep.kernels.cuda.errors import CudaError, NoDevice, OutOfDeviceMemory
 from kvsweep.kernels.cuda.source import OPTIONS, module_source
 

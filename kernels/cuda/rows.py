@@ -17,7 +17,7 @@ from kvsweep.kernels.checks import (
     row_of_each,
 )
 from kvsweep.kernels.csr import Int32
-from kvsweep.kernels.cuda.driver import UInt8
+from kvsweep.kernels.cuda.api import UInt8
 from kvsweep.kernels.errors import KernelArgumentError
 from kvsweep.kernels.layout import BlockShape
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvsweep.kernels.cuda.driver import DeviceArray, DeviceMemory, PinnedMemory, UInt8, UInt64
+from kvsweep.kernels.cuda.api import DeviceArray, DeviceMemory, PinnedMemory, UInt8, UInt64
 from kvsweep.kernels.cuda.errors import CudaError, OutOfDeviceMemory
 from kvsweep.kernels.cuda.shim import Shim, built
 from kvsweep.kernels.cuda.source import KERNELS

@@ -23,8 +23,8 @@ auto unlocked(const Work& work) {
     return work();
 }
 
-// Work on lists of `size` ids or scores. Short work keeps the lock: another thread that asks for it would get it now and
-// hold it for longer than the work takes.
+// Work on lists of `size` ids or scores. Short work keeps the lock: another thread that asks for it would get it now
+// and hold it for longer than the work takes.
 constexpr std::int64_t short_work = 1 << 18;
 
 template <class Work>
@@ -106,8 +106,7 @@ void bind_vnni(nb::handle blocks, nb::handle out, std::int64_t kv_heads, std::in
     if ((reinterpret_cast<std::uintptr_t>(from.data()) | reinterpret_cast<std::uintptr_t>(to.data())) % 2) {
         Bytes2::refuse("blocks, out", "addresses of 16-bit words");
     }
-    const Tiles tiles{from.size(0), kv_heads, block_size, head_dim, static_cast<Order>(order), parts,
-                      together};
+    const Tiles tiles{from.size(0), kv_heads, block_size, head_dim, static_cast<Order>(order), parts, together};
     const Run run = run_of(isa, threads);
     unlocked([&] {
         const auto* input = reinterpret_cast<const std::uint16_t*>(from.data());

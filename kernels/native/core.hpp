@@ -77,7 +77,8 @@ struct TokenShape {
     bool packed;  // for matrix units: 16-bit words, sizes multiples of 32
 };
 
-// Copies the tokens of each row (block * block_size + place) into its destination blocks, ceil(size / block_size) a row.
+// Copies the tokens of each row (block * block_size + place) into its destination blocks, ceil(size / block_size) a
+// row.
 void pack_tokens(const Pool& pool, const Rows& tokens, const Rows& destination, const TokenShape& shape, Run run);
 
 // ---- planning an upload (diff.cpp)

@@ -20,9 +20,8 @@ void split(std::int64_t count, int threads, std::int64_t least, const Work& work
     std::vector<std::jthread> others;
     others.reserve(static_cast<std::size_t>(parts - 1));
     for (std::int64_t part = 1; part < parts; ++part) {
-        others.emplace_back([&work, begin = count * part / parts, end = count * (part + 1) / parts] {
-            work(begin, end);
-        });
+        others.emplace_back(
+            [&work, begin = count * part / parts, end = count * (part + 1) / parts] { work(begin, end); });
     }
     work(std::int64_t{0}, count / parts);
 }

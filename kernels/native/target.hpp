@@ -5,9 +5,10 @@
 #define KVSWEEP_X86 1
 #include <immintrin.h>
 #define AVX2 __attribute__((target("avx2,bmi,bmi2,popcnt,lzcnt")))
-#define AVX512                                                                                                         \
-    __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512vbmi2,avx2,bmi,bmi2,popcnt,lzcnt,"     \
-                          "prefer-vector-width=512")))
+#define AVX512                                                                                         \
+    __attribute__((                                                                                    \
+        target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512vbmi2,avx2,bmi,bmi2,popcnt,lzcnt," \
+               "prefer-vector-width=512")))
 #else
 #define KVSWEEP_X86 0
 #endif

@@ -1,5 +1,6 @@
 // Packing chosen tokens into whole blocks. A token is a row of each head of K and V in natural order, and single pairs
-// and words of both tiles in the packed one: there is nothing to copy in bulk, so one form serves every instruction set.
+// and words of both tiles in the packed one: there is nothing to copy in bulk, so one form serves every instruction
+// set.
 #include <algorithm>
 #include <cstring>
 #include <string>

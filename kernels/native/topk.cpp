@@ -18,9 +18,9 @@ namespace kvsweep {
 namespace {
 
 constexpr std::int64_t kSample = 512;
-constexpr std::int64_t kSampleFrom = 4096;       // shorter rows: everything survives
-constexpr std::int64_t kLeastOfThread = 1 << 17; // scores
-constexpr int kDigit = 9;                        // bits a pass of the sort
+constexpr std::int64_t kSampleFrom = 4096;        // shorter rows: everything survives
+constexpr std::int64_t kLeastOfThread = 1 << 17;  // scores
+constexpr int kDigit = 9;                         // bits a pass of the sort
 constexpr std::uint64_t kDigitMask = (1 << kDigit) - 1;
 
 // What one thread works in.

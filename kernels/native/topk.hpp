@@ -12,9 +12,7 @@ inline std::uint32_t key_of(float score) {
     return bits ^ (static_cast<std::uint32_t>(static_cast<std::int32_t>(bits) >> 31) | 0x80000000u);
 }
 
-inline float score_of(std::uint32_t key) {
-    return std::bit_cast<float>(key & 0x80000000u ? key ^ 0x80000000u : ~key);
-}
+inline float score_of(std::uint32_t key) { return std::bit_cast<float>(key & 0x80000000u ? key ^ 0x80000000u : ~key); }
 
 struct RankOps {
     // Writes the keys and ids of the scores that are at least `bound`, in id order, and returns how many; -1 if any

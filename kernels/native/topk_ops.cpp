@@ -10,8 +10,8 @@ namespace {
 
 constexpr std::uint32_t kExponent = 0x7f800000u;  // all ones: infinite or not a number
 
-BODY std::int64_t collect_body(const float* scores, std::int64_t from, std::int64_t n, float bound,
-                               std::uint32_t* keys, std::int32_t* ids, std::int64_t found) {
+BODY std::int64_t collect_body(const float* scores, std::int64_t from, std::int64_t n, float bound, std::uint32_t* keys,
+                               std::int32_t* ids, std::int64_t found) {
     std::uint32_t largest = 0;
     for (std::int64_t at = from; at < n; ++at) {  // every one is written, and the place moves on past those that stay
         largest = std::max(largest, std::bit_cast<std::uint32_t>(scores[at]) & 0x7fffffffu);
@@ -131,7 +131,8 @@ AVX512 std::int64_t collect_avx512(const float* scores, std::int64_t n, float bo
         for (int part = 0; part < 4; ++part) {
             const auto in_row = static_cast<__mmask16>(there >> (16 * part));
             some[part] = _mm512_maskz_loadu_ps(in_row, scores + at + 16 * part);
-            largest[part] = _mm512_max_epu32(largest[part], _mm512_and_si512(_mm512_castps_si512(some[part]), magnitude));
+            largest[part] =
+                _mm512_max_epu32(largest[part], _mm512_and_si512(_mm512_castps_si512(some[part]), magnitude));
             reached[part] = _mm512_mask_cmp_ps_mask(in_row, some[part], least, _CMP_GE_OQ);
         }
         if ((reached[0] | reached[1] | reached[2] | reached[3]) == 0) {

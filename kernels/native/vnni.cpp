@@ -4,8 +4,8 @@
 // whole 64-byte lines, so that the result can be written past the caches where its address allows. A tile is read out
 // of order, which no processor fetches ahead; so while one is rewritten that of the next head is asked for, line after
 // line. V goes by whole rows: lines of one row that are written far apart in time cost a third of the bandwidth.
-#include "parallel.hpp"
 #include "vnni.hpp"
+#include "parallel.hpp"
 
 namespace kvsweep {
 namespace {
@@ -79,9 +79,7 @@ void each_head(Word* natural, Word* packed, const Tiles& tiles, Run run, HeadWor
                 head.dims = tiles.head_dim;
                 head.parts = tiles.parts;
                 const bool last = number + 1 == tiles.kv_heads;
-                const std::int64_t step = reads_packed ? halves * tile
-                                          : last       ? (halves - 1) * part + tile
-                                                       : tile;
+                const std::int64_t step = reads_packed ? halves * tile : last ? (halves - 1) * part + tile : tile;
                 const std::int64_t ahead = !whole || (last && block + 1 == end) ? 0 : step;
                 const Word* k = reads_packed ? head.k_tile : head.k;
                 const Word* v = reads_packed ? head.v_tile : head.v;

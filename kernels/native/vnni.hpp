@@ -12,15 +12,15 @@ using Word = std::uint16_t;
 
 // One head of one block; steps count words.
 struct Head {
-    Word* k;               // natural K, row t at k + t * row
-    Word* v;               // natural V
-    Word* k_tile;          // packed K
-    Word* v_tile;          // packed V
-    std::int64_t row;      // from token to token
-    std::int64_t tokens;   // block size
-    std::int64_t dims;     // head dimension
+    Word* k;              // natural K, row t at k + t * row
+    Word* v;              // natural V
+    Word* k_tile;         // packed K
+    Word* v_tile;         // packed V
+    std::int64_t row;     // from token to token
+    std::int64_t tokens;  // block size
+    std::int64_t dims;    // head dimension
     int parts;
-    const Word* after_k;   // the same tiles of the next head, on the side that is read
+    const Word* after_k;  // the same tiles of the next head, on the side that is read
     const Word* after_v;
 };
 

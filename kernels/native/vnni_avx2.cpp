@@ -19,7 +19,7 @@ AVX2 BODY __m256i get256(const Word* from) { return _mm256_loadu_si256(reinterpr
 
 template <bool stream, bool near>
 AVX2 BODY void transpose256(const Word* from, std::int64_t from_step, Word* to, std::int64_t to_step,
-                              const Word* ahead) {
+                            const Word* ahead) {
     __m256i a[8], b[8];
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) {
@@ -53,7 +53,7 @@ AVX2 void unpack_avx2(const Head& head) {
             for (std::int64_t d = 0; d < head.dims; d += 16) {
                 const Word* tile = head.k_tile + t / 16 * 16 * head.dims + d * 16 + t % 16 * 2;
                 transpose256<stream, near>(tile, 32, head.k + t * head.row + d, head.row,
-                                     head.after_k + t * head.dims + d * 8);
+                                           head.after_k + t * head.dims + d * 8);
             }
         }
     }
@@ -81,7 +81,7 @@ AVX2 void pack_avx2(const Head& head) {
             for (std::int64_t d = 0; d < head.dims; d += 16) {
                 Word* tile = head.k_tile + t / 16 * 16 * head.dims + d * 16 + t % 16 * 2;
                 transpose256<stream, near>(head.k + t * head.row + d, head.row, tile, 32,
-                                     head.after_k + t * head.dims + d * 8);
+                                           head.after_k + t * head.dims + d * 8);
             }
         }
     }

@@ -137,7 +137,7 @@ AVX512 void unpack_avx512(const Head& given) {
             for (std::int64_t d = 0; d < head.dims; d += 32) {
                 const Word* tile = head.k_tile + t * head.dims + d * 16;
                 transpose512<stream, near>(tile, 32, head.k + t * head.row + d, head.row,
-                                     head.after_k + t * head.dims + d * 16);
+                                           head.after_k + t * head.dims + d * 16);
             }
         }
     }
@@ -162,7 +162,7 @@ AVX512 void pack_avx512(const Head& given) {
             for (std::int64_t d = 0; d < head.dims; d += 32) {
                 Word* tile = head.k_tile + t * head.dims + d * 16;
                 transpose512<stream, near>(head.k + t * head.row + d, head.row, tile, 32,
-                                     head.after_k + t * head.dims + d * 16);
+                                           head.after_k + t * head.dims + d * 16);
             }
         }
     }

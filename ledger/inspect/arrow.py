@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from kvsweep.ledger.errors import SettingsError
-from kvsweep.ledger.inspect.as_data import plain_event
+from kvsweep.ledger.inspect.as_data import event_to_builtins
 from kvsweep.ledger.inspect.sentences import sentence
 from kvsweep.ledger.store.log import Record
 
@@ -68,5 +68,5 @@ def _row(record: Record) -> dict[str, Any]:
         "operation_id": operation.operation_id if operation else None,
         "rank": getattr(event, "rank", None),
         "sentence": sentence(event),
-        "event": msgspec.json.encode(plain_event(event)).decode(),
+        "event": msgspec.json.encode(event_to_builtins(event)).decode(),
     }

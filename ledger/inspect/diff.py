@@ -1,4 +1,4 @@
-"""Where two ledgers part: the first event that differs, the facts before it, and what the states then have apart."""
+"""Where two ledgers differ: the first event that does, the events before it, and how the states differ after it."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -11,17 +11,16 @@ from msgspec.structs import replace
 from kvsweep.ledger import events as e
 from kvsweep.ledger.events import Event
 from kvsweep.ledger.ids import POOL, RequestKey
-from kvsweep.ledger.inspect.as_data import Plain, named, plain_event
-from kvsweep.ledger.inspect.earlier import Fact, fact_of
+from kvsweep.ledger.inspect.as_data import POOL_VALUES, Builtins, event_to_builtins, named, state_values
+from kvsweep.ledger.inspect.causes import EventLine, event_line
 from kvsweep.ledger.inspect.lives import lives_at, open_lives, with_sharers
-from kvsweep.ledger.inspect.summary import POOL_FACTS, facts
 from kvsweep.ledger.state import State
 from kvsweep.ledger.store.digest import unmeasured
 from kvsweep.ledger.store.log import LogStore, Position, Record
 from kvsweep.ledger.store.query import Where
 
 SHOWN_BEFORE: Final = 5
-"""Events before the parting that an answer shows."""
+"""Events before the difference that an answer shows."""
 
 PROGRESS_EVENTS: Final = 1000
 
@@ -29,7 +28,7 @@ MEASURED: Final = frozenset({"measured", "implementation", "evidence"})
 """Fields that may differ between runs that are the same."""
 
 
-class Apart(Struct, frozen=True, kw_only=True):
+class Differing(Struct, frozen=True, kw_only=True):
     """One thing that differs, by name; '-' where one side does not have it."""
 
     what: str
@@ -38,25 +37,25 @@ class Apart(Struct, frozen=True, kw_only=True):
 
 
 class Side(Struct, frozen=True, kw_only=True):
-    """What one ledger has at the parting."""
+    """What one ledger has where they differ."""
 
-    event: Plain
+    event: Builtins
     sentence: str
     type: str
     stream: str
 
 
-class Parting(Struct, frozen=True, kw_only=True):
-    """Where two ledgers part. Measured times never count, nor does what evidence says of the run."""
+class LedgerDiff(Struct, frozen=True, kw_only=True):
+    """Where two ledgers differ. Measured times never count, nor does what evidence says of the run."""
 
     parted: bool
     common: Position  # events that both have, the same
     first: Side | None  # the next event; None where that ledger ends
     second: Side | None
-    fields: tuple[Apart, ...]  # of the two events
-    states: tuple[Apart, ...]  # after them, of the requests they are about and of the pool
-    before: tuple[Fact, ...]  # the last events that both have
-    evidence: tuple[Apart, ...]  # what the two runs were begun with
+    fields: tuple[Differing, ...]  # of the two events
+    states: tuple[Differing, ...]  # after them, of the requests they are about and of the pool
+    before: tuple[EventLine, ...]  # the last events that both have
+    evidence: tuple[Differing, ...]  # what the two runs were begun with
 
 
 def diff(
@@ -65,7 +64,7 @@ def diff(
     *,
     every_event: bool = False,
     progress: Callable[[Position], None] | None = None,
-) -> Parting:
+) -> LedgerDiff:
     """Find the first event in which two ledgers differ.
 
     every_event  do not trust recorded digests: up to the last one that is the same in both, nothing is compared
@@ -75,15 +74,15 @@ def diff(
     start = 0 if every_event else _last_common_digest(first, second)
     common, one, other = _first_difference(first, second, start, progress)
     begun = max(1, first.header.first, common - SHOWN_BEFORE + 1)
-    return Parting(
+    return LedgerDiff(
         parted=one is not None or other is not None,
         common=common,
         first=None if one is None else _side(one),
         second=None if other is None else _side(other),
-        fields=() if one is None or other is None else _apart(_flat(one.event), _flat(other.event)),
+        fields=() if one is None or other is None else _differing(_flat(one.event), _flat(other.event)),
         states=_states(first, second, common, one, other),
-        before=tuple(fact_of(record) for record in first.find(Where(after=begun - 1, until=common))),
-        evidence=_apart(_evidence(first), _evidence(second)),
+        before=tuple(event_line(record) for record in first.find(Where(after=begun - 1, until=common))),
+        evidence=_differing(_evidence(first), _evidence(second)),
     )
 
 
@@ -129,15 +128,17 @@ def _compared(event: Event) -> Event:
 
 
 def _side(record: Record) -> Side:
-    fact = fact_of(record)
-    return Side(event=plain_event(record.event), sentence=fact.sentence, type=fact.type, stream=fact.stream)
+    line = event_line(record)
+    return Side(event=event_to_builtins(record.event), sentence=line.sentence, type=line.type, stream=line.stream)
 
 
 # ---- what differs, by name
 
 
 def _flat(event: Event) -> dict[str, str]:
-    return {what: value for what, value in _leaves("", plain_event(event)) if what.partition(".")[0] not in MEASURED}
+    return {
+        what: value for what, value in _leaves("", event_to_builtins(event)) if what.partition(".")[0] not in MEASURED
+    }
 
 
 def _evidence(log: LogStore) -> dict[str, str]:
@@ -159,9 +160,9 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
         yield path or "value", value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def _apart(first: dict[str, str], second: dict[str, str]) -> tuple[Apart, ...]:
+def _differing(first: dict[str, str], second: dict[str, str]) -> tuple[Differing, ...]:
     return tuple(
-        Apart(what=what, first=first.get(what, "-"), second=second.get(what, "-"))
+        Differing(what=what, first=first.get(what, "-"), second=second.get(what, "-"))
         for what in {**first, **second}
         if first.get(what) != second.get(what)
     )
@@ -169,7 +170,7 @@ def _apart(first: dict[str, str], second: dict[str, str]) -> tuple[Apart, ...]:
 
 def _states(
     first: LogStore, second: LogStore, common: Position, one: Record | None, other: Record | None
-) -> tuple[Apart, ...]:
+) -> tuple[Differing, ...]:
     """Of the lives that the two events are about: everything that an explanation compares."""
     if one is None and other is None:
         return ()
@@ -182,12 +183,14 @@ def _states(
     sharing = any(isinstance(event, e.PrefixEvicted) for event in events) or any(
         len(with_sharers(log, lives, until=end)) > len(lives) for log, end in ends
     )
-    return _apart(*(_facts(lives_at(log, lives, at=end, sharing=sharing), lives) for log, end in ends))
+    return _differing(*(_values(lives_at(log, lives, at=end, sharing=sharing), lives) for log, end in ends))
 
 
-def _facts(state: State, lives: tuple[RequestKey, ...]) -> dict[str, str]:
+def _values(state: State, lives: tuple[RequestKey, ...]) -> dict[str, str]:
     found: dict[str, str] = {}
     for key in lives or (POOL,):
         name = f"{named(key)} " if key != POOL else ""
-        found |= {what if what in POOL_FACTS else f"{name}{what}": text for what, text in facts(state, key).items()}
+        found |= {
+            what if what in POOL_VALUES else f"{name}{what}": text for what, text in state_values(state, key).items()
+        }
     return found

@@ -1,27 +1,222 @@
-"""Why an event is where it is: the facts before it, the rule that let it in or kept it out, and what it changed."""
+"""Why an event is where it is: the events before it, the rule that let it in or kept it out, and what it changed."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kvsweep.ledger import acks, joint, phases
 from kvsweep.ledger import events as e
-from kvsweep.ledger import joint, phases
 from kvsweep.ledger.errors import LayoutError, LogCorrupt
-from kvsweep.ledger.events import Event
+from kvsweep.ledger.events import (
+    AckIgnored,
+    AckRefused,
+    CommandRefused,
+    Event,
+    PlanRefused,
+    RetainPlanned,
+    UploadPlanned,
+)
 from kvsweep.ledger.fold import legal_now
-from kvsweep.ledger.ids import POOL, RequestKey
-from kvsweep.ledger.inspect.as_data import Plain, named, plain_event
-from kvsweep.ledger.inspect.clauses import CLAUSES, WORDS
-from kvsweep.ledger.inspect.earlier import Fact, facts_before
-from kvsweep.ledger.inspect.frame import Frame
-from kvsweep.ledger.inspect.lives import fold_lives, open_lives, operations_begun
-from kvsweep.ledger.inspect.reasons import Decision, decision
+from kvsweep.ledger.ids import POOL, RequestKey, Rows
+from kvsweep.ledger.inspect.as_data import Builtins, event_to_builtins, named, state_values
+from kvsweep.ledger.inspect.causes import EventLine, causes_of
+from kvsweep.ledger.inspect.lives import Frame, fold_lives, open_lives, operations_begun
 from kvsweep.ledger.inspect.sentences import sentence
-from kvsweep.ledger.inspect.summary import facts
-from kvsweep.ledger.state import RequestState
+from kvsweep.ledger.state import RequestState, State
 from kvsweep.ledger.store.log import LogStore, Position
 from kvsweep.ledger.store.query import Where
+
+CLAUSES: Final[Mapping[str, tuple[str, ...]]] = {
+    "RequestOpened": ("F5",),
+    "RequestPreempted": ("G3",),
+    "RequestResumed": ("F4",),
+    "RequestFinished": ("G3", "B6"),
+    "RequestClosed": ("B6",),
+    "BlocksSelected": ("D1", "F1"),
+    "UploadPlanned": ("E3", "E4", "F1"),
+    "UploadStaged": ("F1", "G1"),
+    "BlocksLeased": ("A1", "B6", "F1"),
+    "TransferStarted": ("F1",),
+    "RankTransferred": ("A2", "F1"),
+    "TransferCompleted": ("F1",),
+    "ResidencyCommitted": ("F1",),
+    "KeepMapPublished": ("F1",),
+    "UploadAcknowledged": ("F1",),
+    "UploadAborted": ("G3",),
+    "RetainPlanned": ("B1", "B2", "B3", "G1"),
+    "ReadersDrained": ("G1", "G2"),
+    "TablesApplied": ("A2", "G1"),
+    "AllRanksApplied": ("G1",),
+    "OwnersCommitted": ("B4", "G1"),
+    "BlocksRetired": ("B6", "B7", "G1"),
+    "RetainAcknowledged": ("G1",),
+    "RetainAborted": ("G3",),
+    "TailOpened": ("G4",),
+    "TailSealed": ("E2", "G4"),
+    "StoreStarted": ("G4",),
+    "RankStored": ("A2",),
+    "StoreCompleted": ("D1",),
+    "StoreAborted": ("G3",),
+    "BlockLost": ("G3",),
+    "TailDropped": ("B6", "G4"),
+    "FenceOpened": ("B6", "G2"),
+    "SourcesRegistered": ("A1",),
+    "TransferSettled": ("B6", "G3"),
+    "AckIgnored": ("F2",),
+    "AckRefused": ("F2",),
+    "PlanRefused": ("G3",),
+    "CommandRefused": ("G1",),
+    "RunConfigured": ("J1",),
+    "RankLost": ("F2",),
+    "RankRestarted": ("F2",),
+    "ProducerRestarted": ("F2",),
+    "DigestRecorded": ("J1",),
+    "PrefixPublished": ("B6", "D1"),
+    "PrefixAttached": ("B6", "D1"),
+    "PrefixEvicted": ("B6",),
+    "CoordinatorRestarted": ("F2", "G3", "J1"),
+    "HandshakeAgreed": ("D4",),
+    "HandshakeRefused": ("D4", "D5"),
+}
+"""Contract clauses that each event serves."""
+
+CLAUSE_TITLES: Final[Mapping[str, str]] = {
+    "A1": "named sources instead of gathered copies",
+    "A2": "each cost is counted by whoever did the work",
+    "B1": "when one table may be rewritten for all layers",
+    "B2": "a shared rewrite goes by the kept slots, in order",
+    "B3": "a table a layer, or moved bytes, where layers disagree",
+    "B4": "what is read and who frees are two things",
+    "B6": "a block is free with its last holder",
+    "B7": "moved bytes and freed blocks are two figures",
+    "D1": "the records of a round",
+    "D4": "both sides hold the same contract",
+    "D5": "no way to load is no start",
+    "E2": "only whole blocks have a score",
+    "E3": "what is wanted and not resident, in order",
+    "E4": "uploads go by ascending block",
+    "E6": "a full plan rather than a wanted block left out",
+    "F1": "plan, lease, transfer, every rank, commit, acknowledge",
+    "F2": "an acknowledgement counts once, for exactly its operation",
+    "F4": "resuming uses the same ledger and stages",
+    "F5": "a request is its whole id and its epoch",
+    "G1": "plan, drain, apply, every rank, commit, retire",
+    "G2": "another step is no proof that the last one ended",
+    "G3": "before the acknowledgement, failure keeps the old state",
+    "G4": "what is being written is never cleared",
+    "J1": "what is needed to repeat a run",
+}
+"""A few words on each clause that an explanation may name."""
+
+
+class Decision(Struct, frozen=True, kw_only=True):
+    """Why something was ignored, refused or planned so."""
+
+    verdict: str
+    rule: str
+    expected: str
+    got: str
+    stands: str  # where the rule is kept
+    clauses: tuple[str, ...]  # of the contract
+
+
+_PRODUCER: Final = "what waits for the producer's report"
+_EARLIER: Final = "the acknowledgement table of another version"
+_ACK_ROWS: Final = {rule: number for number, (rule, _, _) in enumerate(acks.TABLE, 1)}
+_JOINT: Final = {rule.name: rule.clause for rule in joint.JOINT}
+
+NOT_PLANNED: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "no_space": ("a plan that does not get its blocks changes nothing, and is made again when blocks return", ("G3",)),
+    "no_row": ("a plan needs a table row without a holder; one comes back when a generation retires", ("G1", "G3")),
+    "invalid_source": ("an upload reads only CPU blocks that are valid on every rank", ("A1", "D1")),
+    "unequal_layers": ("one table for all layers needs layers that keep the same slots of one row", ("B1",)),
+    "rank_lost": ("an operation waits for every rank, so none begins while one is gone", ("F1",)),
+}
+"""Reasons of PlanRefused, with the rule behind each."""
+
+PLANNED: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "diff": ("what is wanted and not resident is uploaded, in ascending order", ("E3", "E4")),
+    "full": ("what is resident is disregarded and the whole selection is uploaded", ("E4", "E6")),
+    "shared": ("all layers keep the same slots of one row: that row is rewritten", ("B1", "B2")),
+    "layer": ("layers keep different slots: each gets a table of its own, and nothing moves", ("B3", "B4")),
+    "move": ("the backend reads one table: kept blocks are copied out of place", ("B3",)),
+    "pack": ("areas outside the fullest blocks are copied into those, so that blocks become free", ("B6", "B7")),
+}
+"""Kinds of upload and ways to retain, with the rule behind each."""
+
+
+def decision(before: State, request: RequestState | None, event: Event) -> Decision | None:
+    """The decision that an event records, or None where it records none."""
+    match event:
+        case AckRefused():
+            return _acknowledged(event, event.expected, event.got)
+        case AckIgnored():
+            found = _judged_again(before, event)
+            same = found.rule == event.rule
+            return _acknowledged(event, found.expected if same else "", found.got if same else "")
+        case PlanRefused():
+            rule, clauses = NOT_PLANNED.get(event.reason, (event.reason, ("G3",)))
+            return Decision(
+                verdict="refused",
+                rule=f"{event.lane}: {event.reason}: {rule}",
+                expected=f"{event.needed} places",
+                got=f"{event.vacant} vacant areas, {event.free} free blocks",
+                stands=f"planning of the {event.lane} lane",
+                clauses=clauses,
+            )
+        case CommandRefused():
+            legal = ", ".join(legal_now(request)) if request else "nothing"
+            name = event.reason.partition(":")[0]
+            return Decision(
+                verdict="refused",
+                rule=event.reason,
+                expected=f"a state that takes {event.command}; here legal: {legal}",
+                got=event.state,
+                stands="the joint rules" if name in _JOINT else "the tables of the lanes",
+                clauses=(_JOINT[name],) if name in _JOINT else ("G1",),
+            )
+        case UploadPlanned():
+            return _planned(event.kind, "upload", event.logical, "to upload")
+        case RetainPlanned():
+            return _planned(event.mode, "retain", event.keep, "kept")
+        case _:
+            return None
+
+
+def _judged_again(before: State, event: AckIgnored) -> acks.Verdict:
+    """The event does not keep both sides: the table is asked once more."""
+    said = acks.Ack(
+        operation=event.operation, rank=event.rank, process_epoch=event.process_epoch, outcome=event.outcome
+    )
+    return acks.judge(before, said)
+
+
+def _acknowledged(event: AckIgnored | AckRefused, expected: str, got: str) -> Decision:
+    row = _ACK_ROWS.get(event.rule)
+    table = f"row {row} of {len(acks.TABLE)} of the acknowledgement table" if row else _EARLIER
+    return Decision(
+        verdict=event.verdict,
+        rule=event.rule,
+        expected=expected,
+        got=got,
+        stands=table if event.rank >= 0 else _PRODUCER,
+        clauses=("F2",),
+    )
+
+
+def _planned(how: str, lane: str, rows: Rows, what: str) -> Decision:  # type: ignore[type-arg]
+    rule, clauses = PLANNED[how]
+    counts = dict(zip(rows.layers.tolist(), rows.counts.tolist(), strict=True))
+    return Decision(
+        verdict="planned",
+        rule=f"{how}: {rule}",
+        expected="",
+        got=f"blocks {what}, by layer: {counts}",
+        stands=f"planning of the {lane} lane",
+        clauses=clauses,
+    )
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -41,12 +236,12 @@ class Change(Struct, frozen=True, kw_only=True):
 
 class Explanation(Struct, frozen=True, kw_only=True):
     position: Position
-    event: Plain
+    event: Builtins
     sentence: str
     clauses: tuple[str, ...]
     words: dict[str, str]  # clause -> what it is about
     state: str  # life/upload/retain/store before the event
-    facts: tuple[Fact, ...]  # earlier events that it depends on, in order
+    facts: tuple[EventLine, ...]  # earlier events that it depends on, in order
     steps: tuple[Step, ...]  # empty: no machine moves, the event is recorded only
     rules: tuple[str, ...]  # joint rules that were asked, 'name (clause)'
     legal: tuple[str, ...]  # every event that the tables took before it; joint rules may forbid some
@@ -74,11 +269,11 @@ def explain(log: LogStore, position: Position) -> Explanation:
     if isinstance(record.event, e.AckIgnored | e.AckRefused):
         frame = _as_judged(log, frame, record.event)
     request = _before(frame)
-    return replace(explain_frame(frame), facts=facts_before(log, position, frame.event, request))
+    return replace(explain_frame(frame), facts=causes_of(log, position, frame.event, request))
 
 
 def explain_frame(frame: Frame) -> Explanation:
-    """Explain one event by the states around it alone: without the facts before it."""
+    """Explain one event by the states around it alone: without the events before it."""
     event = frame.event
     request = _before(frame)
     name = type(event).__name__
@@ -87,10 +282,10 @@ def explain_frame(frame: Frame) -> Explanation:
     clauses = CLAUSES[name] if found is None else tuple(dict.fromkeys((*found.clauses, *CLAUSES[name])))
     return Explanation(
         position=frame.position,
-        event=plain_event(event),
+        event=event_to_builtins(event),
         sentence=sentence(event),
         clauses=clauses,
-        words={clause: WORDS[clause] for clause in (*clauses, *(rule.clause for rule in asked))},
+        words={clause: CLAUSE_TITLES[clause] for clause in (*clauses, *(rule.clause for rule in asked))},
         state="pool" if request is None else request.describe(),
         facts=(),
         steps=() if request is None else _steps(request, event),
@@ -156,7 +351,7 @@ def _as_judged(log: LogStore, frame: Frame, event: e.AckIgnored | e.AckRefused) 
 
 
 def _before(frame: Frame) -> RequestState | None:
-    """The request as the event found it; a life that begins is still new. None for the pool's facts."""
+    """The request as the event found it; a life that begins is still new. None for the pool's events."""
     key = frame.event.request
     if key == POOL:
         return None
@@ -176,7 +371,10 @@ def _steps(request: RequestState, event: Event) -> tuple[Step, ...]:
 
 
 def _changes(frame: Frame) -> tuple[Change, ...]:
-    before, after = facts(frame.before, frame.event.request), facts(frame.after, frame.event.request)
+    before, after = (
+        state_values(frame.before, frame.event.request),
+        state_values(frame.after, frame.event.request),
+    )
     return tuple(
         Change(what=what, before=before.get(what, "-"), after=after.get(what, "-"))
         for what in {**before, **after}

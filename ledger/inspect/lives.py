@@ -13,14 +13,34 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kvsweep.ledger import events as e
-from kvsweep.ledger.errors import LayoutError
+from kvsweep.ledger.errors import KvsweepError, LayoutError, LogCorrupt
 from kvsweep.ledger.events import Event
+from kvsweep.ledger.fold import apply
 from kvsweep.ledger.ids import POOL, RequestKey
-from kvsweep.ledger.inspect.frame import Frame, follow
 from kvsweep.ledger.ownership import Ownership
 from kvsweep.ledger.state import EMPTY, State
-from kvsweep.ledger.store.log import LogStore, Position
+from kvsweep.ledger.store.log import LogStore, Position, Record
 from kvsweep.ledger.store.query import Where
+
+
+class Frame(Struct, frozen=True, kw_only=True, gc=False):
+    """One event with the state before and after it."""
+
+    position: Position
+    event: Event
+    before: State
+    after: State
+
+
+def follow(state: State, record: Record) -> State:
+    """State after a stored event. Raises LogCorrupt with its position for one that is illegal where it stands."""
+    try:
+        return apply(state, record.event)
+    except KvsweepError as error:
+        raise LogCorrupt(record.position, str(error)) from error
+    except (LookupError, ValueError) as error:  # a reducer that meets what it never expected
+        raise LogCorrupt(record.position, repr(error)) from error
+
 
 OPENS_OPERATION: Final = (e.UploadPlanned, e.KeepMapPublished, e.RetainPlanned, e.StoreStarted)
 """Events that take the next number of the coordinator's counter."""

@@ -8,17 +8,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from kvsweep.ledger.errors import LayoutError, SettingsError
-from kvsweep.ledger.folding import fold_between
 from kvsweep.ledger.ids import POOL, RequestKey
-from kvsweep.ledger.inspect.diff import Parting, diff
+from kvsweep.ledger.inspect.as_data import Figures, figures
+from kvsweep.ledger.inspect.diff import LedgerDiff, diff
 from kvsweep.ledger.inspect.explain import Explanation, explain
-from kvsweep.ledger.inspect.frame import Frame, follow
-from kvsweep.ledger.inspect.lives import begin, bound, lives_at
+from kvsweep.ledger.inspect.lives import Frame, begin, bound, follow, lives_at
 from kvsweep.ledger.inspect.stats import Stats, stats
-from kvsweep.ledger.inspect.summary import Figures, figures
 from kvsweep.ledger.inspect.verify import Verification, Verified
 from kvsweep.ledger.inspect.why_block import EVENTS_FOLDED, LIVES_FOLDED, BlockLife, expect_in_pool, run_of, why_block
 from kvsweep.ledger.state import State
+from kvsweep.ledger.store.folding import fold_between
 from kvsweep.ledger.store.log import Header, LogStore, Position, Record, Stream
 from kvsweep.ledger.store.open import open_log
 from kvsweep.ledger.store.query import Block, Where, matches
@@ -118,7 +117,7 @@ class Ledger:
         """Records in order: of one life or of all, that meet every condition given.
 
         types      event types by name
-        operation  facts and words of this operation id
+        operation  facts and reports of this operation id
         rank       what this rank said and what it was sent
         block      events that name this device block
 
@@ -231,7 +230,7 @@ class Ledger:
         """The life of one device block: owners, holders of each area, writes. Raises as `block_life.why_block`."""
         return why_block(self.log, Block(group, block), until=until, lives=lives, events=events)
 
-    def diff(self, other: "Ledger", *, every_event: bool = False, progress: Progress | None = None) -> Parting:
+    def diff(self, other: "Ledger", *, every_event: bool = False, progress: Progress | None = None) -> LedgerDiff:
         """The first event in which two ledgers differ, and the states there."""
         return diff(self.log, other.log, every_event=every_event, progress=progress)
 

@@ -10,10 +10,10 @@ from msgspec import Struct
 from kvsweep.ledger import laws
 from kvsweep.ledger.errors import KvsweepError, LogCorrupt
 from kvsweep.ledger.events import DigestRecorded
-from kvsweep.ledger.folding import Folding, hash_events
 from kvsweep.ledger.ids import POOL
 from kvsweep.ledger.state import State
 from kvsweep.ledger.store.digest import Digest
+from kvsweep.ledger.store.folding import Folding, hash_events
 from kvsweep.ledger.store.log import LogStore, Piece, Position, Snapshot
 from kvsweep.ledger.store.query import Where
 

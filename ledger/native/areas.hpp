@@ -32,7 +32,8 @@ struct Place {
 std::int64_t rows_of(const Ids& row_of_layer);
 
 // The counts with new blocks that nobody holds. False: one of them is there already, or twice.
-bool open(Counts& counts, const Ids& blocks, const std::uint8_t* held, std::int64_t rows, const Ids& reserve, Place& at);
+bool open(Counts& counts, const Ids& blocks, const std::uint8_t* held, std::int64_t rows, const Ids& reserve,
+          Place& at);
 
 // One holder more, or one less, for each of the areas; ids of other blocks are passed over. False: an area has 255
 // holders already, or none; the counts are of no use then.
@@ -62,8 +63,8 @@ Fullest fullest(const Ids& blocks, const std::uint8_t* held, std::int64_t rows, 
 // Shared blocks have totals alone. False: more are taken than there are.
 bool add_totals(const Ids& blocks, std::vector<std::uint32_t>& total, const Areas& areas, bool more);
 
-// Sets a byte of each block. The index of the first id that is outside or has the value already (nothing is changed then),
-// or -1.
+// Sets a byte of each block. The index of the first id that is outside or has the value already (nothing is changed
+// then), or -1.
 std::int64_t mark(std::uint8_t* marks, std::int64_t size, const Ids& ids, bool value);
 
 // One more for each of `more`, then one less for each of `less`; ids that come to 0 are told, ascending. False: an id

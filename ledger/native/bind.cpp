@@ -1,4 +1,5 @@
-// The Python edge of the ledger's native part. kvsweep.ledger.store.encoding, forms and hashing are its only callers.
+// The Python edge of the ledger's native part. kvsweep.ledger.store.encoding, typecheck and hashing are its only
+// callers.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
@@ -14,8 +15,8 @@
 #include "chain.hpp"
 #include "crc.hpp"
 #include "encode.hpp"
-#include "forms.hpp"
 #include "sha256.hpp"
+#include "typecheck.hpp"
 
 namespace nb = nanobind;
 
@@ -34,7 +35,7 @@ Schema& schema_in(nb::handle capsule) {
     return *found;
 }
 
-constexpr const char* forms_name = "kvsweep.ledger.typecheck";
+constexpr const char* typecheck_name = "kvsweep.ledger.typecheck";
 
 // The capsule owns it from here on.
 template <class Made>
@@ -73,8 +74,8 @@ PyObject* encode(PyObject* schema, PyObject* events) noexcept {
 PyMethodDef encode_method = {"encode_part", encode, METH_O, "Check and encode a batch."};
 
 // Called for every message.
-PyObject* fine(PyObject* forms, PyObject* value) noexcept {
-    const auto* found = static_cast<const Forms*>(PyCapsule_GetPointer(forms, forms_name));
+PyObject* fine(PyObject* trees, PyObject* value) noexcept {
+    const auto* found = static_cast<const TypeCheck*>(PyCapsule_GetPointer(trees, typecheck_name));
     return found == nullptr ? nullptr : PyBool_FromLong(found->fine(value));
 }
 
@@ -94,7 +95,7 @@ nb::object bind_encoder(nb::handle schema) {
 }
 
 nb::object bind_checker(nb::handle told) {
-    return function_of(fine_method, capsule_of(std::make_unique<Forms>(told), forms_name));
+    return function_of(fine_method, capsule_of(std::make_unique<TypeCheck>(told), typecheck_name));
 }
 
 struct Bytes {
@@ -159,9 +160,7 @@ nb::object buffer_of(std::int64_t bytes) {
     return nb::steal(made);
 }
 
-std::uint8_t* inside(nb::handle bytes) {
-    return reinterpret_cast<std::uint8_t*>(PyBytes_AS_STRING(bytes.ptr()));
-}
+std::uint8_t* inside(nb::handle bytes) { return reinterpret_cast<std::uint8_t*>(PyBytes_AS_STRING(bytes.ptr())); }
 
 // (crcs, plain, body, places) of parts (data, rows, numbers).
 nb::tuple bind_pack(nb::handle schema, nb::list told, std::int64_t first, bool fold) {
@@ -208,9 +207,7 @@ std::uint32_t bind_crc32(nb::handle data, std::uint32_t crc, bool fold) {
     return crc;
 }
 
-nb::object bytes_of(const Link& link) {
-    return nb::bytes(reinterpret_cast<const char*>(link.data()), link.size());
-}
+nb::object bytes_of(const Link& link) { return nb::bytes(reinterpret_cast<const char*>(link.data()), link.size()); }
 
 Link link_of(nb::handle chain) {
     const Bytes told(chain);

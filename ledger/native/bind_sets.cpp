@@ -14,8 +14,8 @@ namespace kvsweep {
 namespace {
 
 nb::object bytes_of(const std::vector<std::int32_t>& ids) {
-    return nb::steal(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(ids.data()),
-                                               static_cast<Py_ssize_t>(4 * ids.size())));
+    return nb::steal(
+        PyBytes_FromStringAndSize(reinterpret_cast<const char*>(ids.data()), static_cast<Py_ssize_t>(4 * ids.size())));
 }
 
 // The lists of a tuple or list of them.
@@ -168,14 +168,15 @@ class AreasOf {
 };
 
 nb::object bytes_of(const std::vector<std::uint8_t>& held) {
-    return nb::steal(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(held.data()),
-                                               static_cast<Py_ssize_t>(held.size())));
+    return nb::steal(
+        PyBytes_FromStringAndSize(reinterpret_cast<const char*>(held.data()), static_cast<Py_ssize_t>(held.size())));
 }
 
 thread_local Counts scratch;
 
 // The counts as they are, with the reserved blocks, ready to be changed.
-Counts& opened(const Ids& blocks, const Bytes& held, const Ids& row_of_layer, const Ids& reserve, Place& at, bool& fine) {
+Counts& opened(const Ids& blocks, const Bytes& held, const Ids& row_of_layer, const Ids& reserve, Place& at,
+               bool& fine) {
     const std::int64_t rows = rows_of(row_of_layer);
     if (held.size() != rows * blocks.size()) {
         Ids::refuse("held", "a count for each block and row");
@@ -228,8 +229,7 @@ nb::object bind_fullest(nb::handle blocks, nb::handle held, nb::handle layer_row
     if (counted.size() != rows_of(row_of_layer) * own.size()) {
         Ids::refuse("held", "a count for each block and row");
     }
-    const Fullest found =
-        fullest(own, counted.data(), rows_of(row_of_layer), {row_of_layer, rows.layers, rows.ids});
+    const Fullest found = fullest(own, counted.data(), rows_of(row_of_layer), {row_of_layer, rows.layers, rows.ids});
     return nb::make_tuple(bytes_of(found.ptr), bytes_of(found.blocks), bytes_of(found.missing), found.most,
                           found.vacant);
 }

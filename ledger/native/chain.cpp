@@ -212,25 +212,17 @@ bool Reader::value(const Shape& shape) {
     }
     std::int64_t number = 0;
     switch (shape.kind) {
-        case Kind::count:
-            return integer(number) && number >= 0;
-        case Kind::word:
-            return integer(number);
-        case Kind::seconds:
-            return at_ < end_ && *at_ == 0xCB && skip(9);
+        case Kind::count: return integer(number) && number >= 0;
+        case Kind::integer: return integer(number);
+        case Kind::seconds: return at_ < end_ && *at_ == 0xCB && skip(9);
         case Kind::text:
-        case Kind::one_of:
-            return text();
-        case Kind::ids:
-            return ids();
-        case Kind::pairs:
-            return pairs();
-        case Kind::list:
-            return list(shape);
+        case Kind::one_of: return text();
+        case Kind::ids: return ids();
+        case Kind::pairs: return pairs();
+        case Kind::list: return list(shape);
         case Kind::record:
         case Kind::rows:
-        case Kind::checked:
-            return record(shape.fields);
+        case Kind::checked: return record(shape.fields);
     }
     return false;
 }

@@ -36,8 +36,8 @@ class Reader {
     const std::uint8_t *at_, *end_;
 };
 
-// Goes on from `chain` over events `start` up to `stop` of one msgpack array of bodies. False where one before `stop` is
-// not as the encoder writes it, or there are no such events; `chain` is of no use then.
+// Goes on from `chain` over events `start` up to `stop` of one msgpack array of bodies. False where one before `stop`
+// is not as the encoder writes it, or there are no such events; `chain` is of no use then.
 bool add_bodies(const Schema& schema, Reader bodies, std::int64_t start, std::int64_t stop, Link& chain);
 
 }  // namespace kvsweep::ledger

@@ -59,9 +59,7 @@ std::uint32_t by_tables(std::uint32_t crc, const std::uint8_t* data, std::size_t
 }
 
 #if KVSWEEP_X86
-CLMUL inline __m128i load(const std::uint8_t* from) {
-    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-}
+CLMUL inline __m128i load(const std::uint8_t* from) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)); }
 
 CLMUL inline __m128i fold(__m128i sum, __m128i by, __m128i next) {
     const __m128i low = _mm_clmulepi64_si128(sum, by, 0x00), high = _mm_clmulepi64_si128(sum, by, 0x11);

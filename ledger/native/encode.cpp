@@ -73,8 +73,8 @@ bool Schema::put_batch(Sink& sink, PyObject** events, Py_ssize_t count, Row* row
             return false;
         }
         // From here on every field is known to be what its shape says.
-        Row row{fact->tag, 0, 0, integer_in(event, fact->seq), 0, 0,
-                static_cast<std::int64_t>(sink.bytes() - before), 0};
+        Row row{fact->tag, 0, 0, integer_in(event, fact->seq), 0, 0, static_cast<std::int64_t>(sink.bytes() - before),
+                0};
         PyObject* mine = in_slot(event, fact->request);
         if (mine != request) {
             batch.dense = request == nullptr;

@@ -1,5 +1,5 @@
-// Events into msgpack, checked on the way: what kvsweep.ledger.store.codec does for one, for the events that are written by
-// the thousand. Touches Python objects, so the interpreter's lock is held throughout.
+// Events into msgpack, checked on the way: what kvsweep.ledger.store.codec does for one, for the events that are
+// written by the thousand. Touches Python objects, so the interpreter's lock is held throughout.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -14,17 +14,17 @@ namespace kvsweep::ledger {
 
 // What the type of a field does not say by itself decides; kvsweep.ledger.store.checks is the reference.
 enum class Kind {
-    count,     // int in [0, 2^63)
-    word,      // int of 64 bits
-    seconds,   // float, finite, 0 or more
-    text,      // str
-    one_of,    // str, one of a few
-    ids,       // bytes: whole int32 values, none negative
-    pairs,     // tuple of (rank, number), ranks ascending
-    list,      // tuple of items of one shape
-    record,    // a struct
-    rows,      // the struct of ragged ids: layers, row_ptr, ids
-    checked,   // a struct that has a `check` of its own
+    count,    // int in [0, 2^63)
+    integer,  // int of 64 bits
+    seconds,  // float, finite, 0 or more
+    text,     // str
+    one_of,   // str, one of a few
+    ids,      // bytes: whole int32 values, none negative
+    pairs,    // tuple of (rank, number), ranks ascending
+    list,     // tuple of items of one shape
+    record,   // a struct
+    rows,     // the struct of ragged ids: layers, row_ptr, ids
+    checked,  // a struct that has a `check` of its own
 };
 
 struct Shape;
@@ -69,8 +69,8 @@ class Schema {
     // The types of a life's key, of an operation and of what is made, and what takes a batch that is not taken here.
     void types(nanobind::handle request, nanobind::handle operation, nanobind::handle part, nanobind::handle otherwise);
 
-    // A part: see store/group.py. Where an event is of another type or is not fine, or a length is beyond what a head can
-    // say, `otherwise` takes the batch or says why not.
+    // A part: see store/group.py. Where an event is of another type or is not fine, or a length is beyond what a head
+    // can say, `otherwise` takes the batch or says why not.
     nanobind::object encode(nanobind::handle events);
 
     // The bodies alone, as one msgpack array. None where an event is of another type or is not fine.

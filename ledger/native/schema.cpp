@@ -82,9 +82,9 @@ std::vector<Field> Schema::fields_of(nb::handle type, nb::handle told) {
 
 Shape* Schema::shape_of(nb::handle told) {
     static constexpr std::pair<const char*, Kind> kinds[] = {
-        {"count", Kind::count}, {"word", Kind::word},     {"seconds", Kind::seconds}, {"text", Kind::text},
-        {"one of", Kind::one_of}, {"ids", Kind::ids},     {"pairs", Kind::pairs},     {"list", Kind::list},
-        {"record", Kind::record}, {"rows", Kind::rows},   {"checked", Kind::checked},
+        {"count", Kind::count},   {"integer", Kind::integer}, {"seconds", Kind::seconds}, {"text", Kind::text},
+        {"one of", Kind::one_of}, {"ids", Kind::ids},         {"pairs", Kind::pairs},     {"list", Kind::list},
+        {"record", Kind::record}, {"rows", Kind::rows},       {"checked", Kind::checked},
     };
     const auto wanted = nb::cast<std::string>(told[0]);
     for (const auto& [name, kind] : kinds) {

@@ -47,8 +47,7 @@ void plainly(std::uint32_t* state, const std::uint8_t* data, std::size_t count) 
         }
         for (int at = 16; at < 64; ++at) {
             const std::uint32_t early = words[at - 15], late = words[at - 2];
-            words[at] = words[at - 16] + words[at - 7] +
-                        (std::rotr(early, 7) ^ std::rotr(early, 18) ^ (early >> 3)) +
+            words[at] = words[at - 16] + words[at - 7] + (std::rotr(early, 7) ^ std::rotr(early, 18) ^ (early >> 3)) +
                         (std::rotr(late, 17) ^ std::rotr(late, 19) ^ (late >> 10));
         }
         auto [a, b, c, d, e, f, g, h] =
@@ -68,9 +67,7 @@ void plainly(std::uint32_t* state, const std::uint8_t* data, std::size_t count) 
 }
 
 #if KVSWEEP_X86
-SHA inline __m128i load(const void* from) {
-    return _mm_loadu_si128(static_cast<const __m128i*>(from));
-}
+SHA inline __m128i load(const void* from) { return _mm_loadu_si128(static_cast<const __m128i*>(from)); }
 
 // The words of the state lie as the instructions want them: a, b, e, f and c, d, g, h, the last one lowest.
 SHA void by_instructions(std::uint32_t* state, const std::uint8_t* data, std::size_t count) {
@@ -91,7 +88,8 @@ SHA void by_instructions(std::uint32_t* state, const std::uint8_t* data, std::si
             cdgh = _mm_sha256rnds2_epu32(cdgh, abef, sum);
             abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(sum, 0x0E));
             if (four < 12) {
-                const __m128i begun = _mm_add_epi32(_mm_sha256msg1_epu32(oldest, second), _mm_alignr_epi8(last, third, 4));
+                const __m128i begun =
+                    _mm_add_epi32(_mm_sha256msg1_epu32(oldest, second), _mm_alignr_epi8(last, third, 4));
                 oldest = _mm_sha256msg2_epu32(begun, last);
             }
         }

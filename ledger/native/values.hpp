@@ -242,10 +242,8 @@ bool put_value(Sink& sink, const Shape& shape, PyObject* value) {
         return true;
     }
     switch (shape.kind) {
-        case Kind::count:
-            return put_number(sink, value, 0);
-        case Kind::word:
-            return put_number(sink, value, INT64_MIN);
+        case Kind::count: return put_number(sink, value, 0);
+        case Kind::integer: return put_number(sink, value, INT64_MIN);
         case Kind::seconds: {
             if (Sink::checks && !PyFloat_CheckExact(value)) {
                 return false;
@@ -259,20 +257,14 @@ bool put_value(Sink& sink, const Shape& shape, PyObject* value) {
             sink.big_endian(0xCB, bits);
             return true;
         }
-        case Kind::text:
-            return put_text(sink, value);
-        case Kind::one_of:
-            return put_choice(sink, shape, value);
-        case Kind::ids:
-            return put_ids(sink, value);
-        case Kind::pairs:
-            return put_pairs(sink, value);
-        case Kind::list:
-            return put_list(sink, shape, value);
+        case Kind::text: return put_text(sink, value);
+        case Kind::one_of: return put_choice(sink, shape, value);
+        case Kind::ids: return put_ids(sink, value);
+        case Kind::pairs: return put_pairs(sink, value);
+        case Kind::list: return put_list(sink, shape, value);
         case Kind::record:
         case Kind::rows:
-        case Kind::checked:
-            return put_record(sink, shape, value);
+        case Kind::checked: return put_record(sink, shape, value);
     }
     return false;
 }

@@ -1,1 +1,1 @@
-"""What each fact changes. A reducer checks everything before its first change."""
+"""What each event changes. A reducer checks everything before its first change."""

@@ -39,19 +39,9 @@ def open_in(request: RequestState, lane: Lane, event: Event, operation: Operatio
 
 def expect_next(draft: Draft, request: RequestState, event: Event, operation: Operation) -> None:
     """A new operation has the next number, and stands on what is."""
-    expected = next_operation(draft, request)
+    expected = draft.next_operation(request)
     if operation != expected:
         refuse(request, event, f"expected a new operation {expected}, got {operation}")
-
-
-def next_operation(draft: Draft, request: RequestState) -> Operation:
-    """The operation that may begin now."""
-    return Operation(
-        request=request.key,
-        operation_id=draft.pool.next_operation_id,
-        pool_generation=draft.pool.pool_generation,
-        map_revision=request.map_revision,
-    )
 
 
 def begin(draft: Draft, operation: Operation) -> None:

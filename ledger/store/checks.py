@@ -22,7 +22,7 @@ from kvsweep.ledger.layout import Layout
 
 INT64_MAX: Final = 2**63 - 1
 
-PEER_WORDS: Final = frozenset({AckIgnored, AckRefused})
+PEER_NUMBERS: Final = frozenset({AckIgnored, AckRefused})
 """Events that repeat what a peer said: its numbers may be anything that fits int64, or a lie could not be recorded."""
 
 SHAPES: Final = 4096  # shapes of rows, and sets of ranks, whose answer is remembered
@@ -134,7 +134,7 @@ def _struct_check(kind: type[Struct], check_int: Check) -> Check:
 
 
 CHECKS: Final[Mapping[type[Event], Check]] = {
-    kind: _struct_check(kind, _check_int64 if kind in PEER_WORDS else _check_count) for kind in get_args(AnyEvent)
+    kind: _struct_check(kind, _check_int64 if kind in PEER_NUMBERS else _check_count) for kind in get_args(AnyEvent)
 }
 """Raise LayoutError naming the field by its path (the check's second argument begins it)."""
 
@@ -142,7 +142,7 @@ CHECKS: Final[Mapping[type[Event], Check]] = {
 # ---- the same, as fast answers
 
 Count = Annotated[int, Meta(ge=0, le=INT64_MAX)]
-Word = Annotated[int, Meta(ge=-INT64_MAX - 1, le=INT64_MAX)]
+Int64 = Annotated[int, Meta(ge=-INT64_MAX - 1, le=INT64_MAX)]
 Seconds = Annotated[float, Meta(ge=0.0, le=math.nextafter(math.inf, 0.0))]
 
 
@@ -187,8 +187,8 @@ class _Strict:
         return self._made[kind]
 
 
-_COUNTS, _WORDS = _Strict(Count), _Strict(Word)
-STRICT: Final = Union[tuple((_WORDS if kind in PEER_WORDS else _COUNTS).of(kind) for kind in get_args(AnyEvent))]  # noqa: UP007
+_COUNTS, _INT64S = _Strict(Count), _Strict(Int64)
+STRICT: Final = Union[tuple((_INT64S if kind in PEER_NUMBERS else _COUNTS).of(kind) for kind in get_args(AnyEvent))]  # noqa: UP007
 """What a decoder takes instead of AnyEvent to check numbers and lengths; defaults are of no use in what it gives."""
 
 
@@ -274,7 +274,7 @@ def _answer(explain: Check) -> Answer:
 
 
 def _left(kind: type[Event]) -> Answer | None:
-    parts = _parts(kind, _check_int64 if kind in PEER_WORDS else _check_count)
+    parts = _parts(kind, _check_int64 if kind in PEER_NUMBERS else _check_count)
     if len(parts) <= 1:
         return parts[0] if parts else None
 

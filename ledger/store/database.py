@@ -8,7 +8,9 @@ import urllib.parse
 from typing import Any, Final, NoReturn, TypeAlias
 
 from kvsweep.ledger.errors import LogCorrupt, LogError, UnknownSchema
+from kvsweep.ledger.store import encoding
 from kvsweep.ledger.store.codec import SCHEMA
+from kvsweep.ledger.store.encoding import Seen
 from kvsweep.ledger.store.log import Position
 
 APPLICATION_ID: Final = 0x6B767377  # "kvsw": how `file` and a reader know the file
@@ -176,3 +178,31 @@ def drop_lock(path: str, descriptor: int) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(f"{path}-lock")
     os.close(descriptor)
+
+
+class Presence:
+    """Notices that a ledger's file, or its write-ahead file, was removed, replaced or shortened under its writer.
+
+    SQLite would go on writing into files that nobody can open any more.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._look = encoding.look
+        self._seen: list[tuple[str, bytes, Seen | None]] = [
+            (name, os.fsencode(name), None) for name in (path, f"{path}-wal")
+        ]
+
+    def expect(self) -> None:
+        """Raise LogError for what happened to a file since the last call."""
+        for at, (path, name, before) in enumerate(self._seen):
+            found = self._look(name)
+            if found is None:
+                if before is None:
+                    continue  # the write-ahead file comes with the first write
+                raise LogError(f"{path} was removed under its writer")
+            if before is not None and found != before:
+                if found[:2] != before[:2]:
+                    raise LogError(f"{path} was replaced under its writer")
+                if found[2] < before[2]:
+                    raise LogError(f"{path} was shortened under its writer: expected {before[2]} bytes, got {found[2]}")
+            self._seen[at] = (path, name, found)

@@ -16,7 +16,7 @@ from kvsweep.ledger.events import Event
 from kvsweep.ledger.ids import Operation, RequestKey, Rows
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.store import group
-from kvsweep.ledger.store.checks import PEER_WORDS
+from kvsweep.ledger.store.checks import PEER_NUMBERS
 from kvsweep.ledger.store.codec import ASIDE
 from kvsweep.ledger.store.group import NAMED, TAG_NAMES, Packed, Part
 from kvsweep.ledger.store.log import Position
@@ -37,10 +37,10 @@ def why_not_native() -> str | None:
     return None
 
 
-def facts() -> list[tuple[object, ...]]:
+def event_schemas() -> list[tuple[object, ...]]:
     """(type, tag, fields, has an operation, has a rank) of every event."""
     return [
-        (kind, tag, _fields(kind, "word" if kind in PEER_WORDS else "count"), has_operation, has_rank)
+        (kind, tag, _fields(kind, "integer" if kind in PEER_NUMBERS else "count"), has_operation, has_rank)
         for kind, (tag, has_operation, has_rank) in NAMED.items()
     ]
 
@@ -55,8 +55,8 @@ def _shape(annotation: Any, integer: str) -> Shape:
     if origin in (Union, types.UnionType):
         kind, _, *more = _shape(next(part for part in arguments if part is not type(None)), integer)
         return (kind, True, *more)
-    if annotation in _PLAIN:
-        return (_PLAIN[annotation], False)
+    if annotation in _SCALARS:
+        return (_SCALARS[annotation], False)
     if annotation is int:
         return (integer, False)
     if origin is Literal:
@@ -66,14 +66,14 @@ def _shape(annotation: Any, integer: str) -> Shape:
     if origin is tuple and arguments[1:] == (...,):
         return ("list", False, _shape(arguments[0], integer))
     if annotation is Layout:
-        return ("checked", False, Layout, _fields(Layout, "word"))
+        return ("checked", False, Layout, _fields(Layout, "integer"))
     if isinstance(annotation, type) and issubclass(annotation, Struct):
         seen = (msgspec.msgpack.encode(annotation()),) if annotation in ASIDE else ()
         return ("record", False, annotation, _fields(annotation, integer), *seen)
-    raise TypeError(f"the compiled code has no form for a field of type {annotation!r}")
+    raise TypeError(f"the compiled code has no shape for a field of type {annotation!r}")
 
 
-_PLAIN: Final[dict[Any, str]] = {
+_SCALARS: Final[dict[Any, str]] = {
     str: "text",
     float: "seconds",
     bytes: "ids",
@@ -92,7 +92,7 @@ class Native:
         from kvsweep.ledger import _store
 
         names = list(TAG_NAMES.items())
-        self._schema = _store.schema(facts(), names, RequestKey, Operation, Part, group.encode_part)
+        self._schema = _store.schema(event_schemas(), names, RequestKey, Operation, Part, group.encode_part)
         self._pack = _store.pack
         self._fold = _store.crc_folds() if fold is None else fold
         self.encode_part = _store.encoder(self._schema)

@@ -47,7 +47,7 @@ def files_of(path: str) -> list[int]:
     return sorted(int(match[1] or 1) for match in found if match)
 
 
-class Chain:
+class LedgerFiles:
     """Files of a ledger, opened when they are needed. Raises LogError where one cannot be.
 
     read_only  whether the last one is to be written too

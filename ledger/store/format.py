@@ -138,7 +138,7 @@ def expect_group(row: Row) -> tuple[Position, bytes, str, bytes]:
     typed = isinstance(crcs, bytes) and isinstance(plain, str) and isinstance(body, bytes)
     if not typed or crc != crc_of(first, events, time, crcs, plain) or not events or len(crcs) != 4 * events:
         raise LogCorrupt(first, "its group does not have the checksum that it was written with")
-    if zlib.crc32(body) != _word(crcs, -1):
+    if zlib.crc32(body) != _uint32(crcs, -1):
         raise _damaged(first, crcs, plain, body)
     return first, crcs, plain, body
 
@@ -161,8 +161,8 @@ def unpack_run(position: Position, events: int, first: Position, crcs: object, b
     index = position - first
     if not isinstance(crcs, bytes) or not isinstance(body, bytes) or not 0 <= index < index + events <= len(crcs) // 4:
         raise LogCorrupt(position, "the event stands outside its group")
-    before = _word(crcs, index - 1) if index else zlib.crc32(list_head(len(crcs) // 4))
-    if zlib.crc32(body, before) != _word(crcs, index + events - 1):
+    before = _uint32(crcs, index - 1) if index else zlib.crc32(list_head(len(crcs) // 4))
+    if zlib.crc32(body, before) != _uint32(crcs, index + events - 1):
         raise LogCorrupt(position, "the event or one after it does not have the checksum that it was written with")
     found = decode_batch(body, events)
     if found is not None:
@@ -183,7 +183,7 @@ def _damaged(first: Position, crcs: bytes, plain: str, body: bytes) -> LogCorrup
     crc = zlib.crc32(list_head(len(crcs) // 4))
     for index, entry in enumerate(plain_of(first, plain)):
         crc = zlib.crc32(body[entry[6] : entry[6] + entry[7]], crc)
-        if crc != _word(crcs, index):
+        if crc != _uint32(crcs, index):
             return LogCorrupt(first + index, "the event does not have the checksum that it was written with")
     return LogCorrupt(first, "its group has bytes that belong to no event, or lacks its head")
 
@@ -195,7 +195,7 @@ def _decoded(position: Position, body: bytes, entry: Plain) -> Event:
         raise LogCorrupt(position, str(error)) from error
 
 
-def _word(data: bytes, index: int) -> int:
-    """The index-th little-endian 32-bit word."""
+def _uint32(data: bytes, index: int) -> int:
+    """The index-th little-endian 32-bit integer."""
     at = 4 * index if index >= 0 else len(data) + 4 * index
     return int.from_bytes(data[at : at + 4], "little")

@@ -116,6 +116,29 @@ class Rotation(Struct, frozen=True, kw_only=True):
     keep_s: float = 30 * 24 * 3600.0
 
 
+Watcher: TypeAlias = Callable[[Position], None]
+
+
+class Watchers:
+    """Called in the order in which they came, by the thread that stored the batch. A watcher raises nothing."""
+
+    def __init__(self) -> None:
+        self._watchers: tuple[Watcher, ...] = ()
+
+    def add(self, watcher: Watcher) -> Callable[[], None]:
+        """Returns what takes the watcher away again."""
+        self._watchers = (*self._watchers, watcher)
+
+        def remove() -> None:
+            self._watchers = tuple(one for one in self._watchers if one is not watcher)
+
+        return remove
+
+    def tell(self, position: Position) -> None:
+        for watcher in self._watchers:
+            watcher(position)
+
+
 class LogStore(Protocol):
     """Keeps events in order. One writer; any number of readers. Belongs to the thread that opened it."""
 
@@ -132,8 +155,8 @@ class LogStore(Protocol):
 
         A store that queues hands it to its thread, waits for nothing, and stores batches in their order.
 
-        The fence is each event's (request, epoch, seq): it must be the next of its stream, else SequenceConflict names
-        the expected and the found number and nothing is stored. `expected` fences the whole ledger too: the position
+        Checked is each event's (request, epoch, seq): it must be the next of its stream, else SequenceConflict names
+        the expected and the found number and nothing is stored. `expected` checks the whole ledger too: the position
         that the writer believes to be the last. An empty batch changes nothing. Raises LogError when an event cannot
         be encoded, when the store is full, closed or read-only, or when a write has failed before.
         """

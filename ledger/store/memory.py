@@ -17,11 +17,12 @@ from kvsweep.ledger.store.log import (
     Record,
     Snapshot,
     Stream,
+    Watcher,
+    Watchers,
     expect_after,
     expect_position,
 )
 from kvsweep.ledger.store.query import Where, may_match
-from kvsweep.ledger.store.watch import Watcher, Watchers
 
 MAX_EVENTS: Final = 1_000_000
 PIECE: Final = 256  # events

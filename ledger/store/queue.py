@@ -27,12 +27,13 @@ from kvsweep.ledger.store.log import (
     Record,
     Snapshot,
     Stream,
+    Watcher,
+    Watchers,
     expect_position,
 )
-from kvsweep.ledger.store.pace import Pace
 from kvsweep.ledger.store.query import Where
-from kvsweep.ledger.store.sequences import Fence
-from kvsweep.ledger.store.watch import Watcher, Watchers
+from kvsweep.ledger.store.rotation import Pace
+from kvsweep.ledger.store.sequences import Sequences
 
 # A larger backlog is stored in several groups, so that acknowledgements keep coming and no row is huge.
 GROUP_EVENTS: Final = 4096
@@ -49,7 +50,7 @@ class Backing(LogStore, Protocol):
     @property
     def pace(self) -> Pace: ...
 
-    def fence(self, look_up: Callable[[RequestKey], int]) -> Fence: ...
+    def sequences(self, look_up: Callable[[RequestKey], int]) -> Sequences: ...
 
 
 class _Batch(Struct, frozen=True, gc=False):
@@ -87,7 +88,7 @@ class QueuedLog:
         self._given_bytes = self._stored_bytes = 0
         self._failed: LogError | None = None
         self._closed = False
-        self._fence = backing.fence(self._look_up)
+        self._sequences = backing.sequences(self._look_up)
         self._pace = backing.pace
         self._thread = threading.Thread(target=self._run, name="kvsweep-ledger", daemon=True)
         self._thread.start()
@@ -106,7 +107,7 @@ class QueuedLog:
         if not batch:
             return self._last
         part = self._encode(batch)
-        self._fence.admit(batch, dense=part.dense)
+        self._sequences.admit(batch, dense=part.dense)
         self._last += len(batch)
         self._given_bytes += len(part.data)
         self._queue.put(_Batch(part, level))

@@ -1,4 +1,4 @@
-"""The fence of a ledger's writer: which number each stream's next event must have."""
+"""The sequence check of a ledger's writer: which number each stream's next event must have."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
@@ -11,7 +11,7 @@ from kvsweep.ledger.store.log import Stream
 STREAMS: Final = 16384  # remembered; of those that began first the store is asked again
 
 
-class Fence:
+class Sequences:
     """Next sequence number of the latest streams. Knows whether it knows all, so that a new stream costs no question.
 
     look_up  the stored stream's next number, 0 where there is none; asked only of streams that are not known

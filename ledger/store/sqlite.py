@@ -16,8 +16,8 @@ from kvsweep.ledger.events import Event
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.store import encoding
 from kvsweep.ledger.store.commit import Intake, Names
-from kvsweep.ledger.store.database import FAULTS, PAGE_BYTES, drop_lock, take_lock
-from kvsweep.ledger.store.files import UNREAD_COMMIT, Chain, begin, file_of, files_of
+from kvsweep.ledger.store.database import FAULTS, PAGE_BYTES, Presence, drop_lock, take_lock
+from kvsweep.ledger.store.files import UNREAD_COMMIT, LedgerFiles, begin, file_of, files_of
 from kvsweep.ledger.store.format import pack
 from kvsweep.ledger.store.group import Part
 from kvsweep.ledger.store.log import (
@@ -29,10 +29,11 @@ from kvsweep.ledger.store.log import (
     Rotation,
     Snapshot,
     Stream,
+    Watcher,
+    Watchers,
     expect_after,
     expect_position,
 )
-from kvsweep.ledger.store.pace import Pace
 from kvsweep.ledger.store.query import Where
 from kvsweep.ledger.store.read import (
     damage_of,
@@ -46,11 +47,10 @@ from kvsweep.ledger.store.read import (
     streams_in,
     tally_in,
 )
-from kvsweep.ledger.store.retention import retire
+from kvsweep.ledger.store.rotation import Pace, retire
 from kvsweep.ledger.store.segment import Segment, insert_snapshot
-from kvsweep.ledger.store.sequences import STREAMS, Fence
+from kvsweep.ledger.store.sequences import STREAMS, Sequences
 from kvsweep.ledger.store.wal import has_unread_commit, has_writer
-from kvsweep.ledger.store.watch import Presence, Watcher, Watchers
 
 _SYNCHRONOUS: Final[dict[Level, str]] = {"process": "NORMAL", "power": "FULL"}
 
@@ -75,13 +75,13 @@ class SqliteLog:
         self._level: Level = "power"
         self._watchers = Watchers()
         self._failed: LogError | None = None
-        self._chain: Chain | None = None
+        self._files: LedgerFiles | None = None
         self.pace = Pace(rotation or Rotation())
         self._lock: int | None = None if read_only else take_lock(self.path)
         try:
-            self._chain = self._opened(any_thread)
-            self.header: Header = self._chain.header()
-            self._last: Position = self._chain.active.last()
+            self._files = self._opened(any_thread)
+            self.header: Header = self._files.header()
+            self._last: Position = self._files.active.last()
             self._synced: Position = 0  # whether what was found is on the disk, nobody knows
             if not read_only:
                 self._begin_writing()
@@ -103,9 +103,9 @@ class SqliteLog:
         if not batch:
             return self._last
         part = encoding.encode_part(batch)
-        following = self._fence.check(batch)
+        following = self._sequences.check(batch)
         self.append_parts([part], level=level)
-        self._fence.advance(following)
+        self._sequences.advance(following)
         return self._last
 
     def append_parts(self, parts: Sequence[Part], *, level: Level) -> Position:
@@ -131,31 +131,31 @@ class SqliteLog:
         return self._last
 
     def keep_snapshot(self, snapshot: Snapshot) -> None:
-        chain = self._expect_open()
+        files = self._expect_open()
         if self._read_only:
             raise LogError(f"ledger {self.path} was opened to be read only")
         if self._failed is not None:
             raise self._failed
         if snapshot.position != self._last:
             raise SequenceConflict("snapshot", self._last, snapshot.position)
-        with self._failing(chain.active.db.raw):
+        with self._failing(files.active.db.raw):
             if self.pace.file_due():
-                self._next_file(chain, snapshot)
-                retire(chain, snapshot.state, self.pace)
-                self.header = chain.header()
+                self._next_file(files, snapshot)
+                retire(files, snapshot.state, self.pace)
+                self.header = files.header()
             else:
-                self.pace.kept(insert_snapshot(chain.active.db.raw, snapshot))
+                self.pace.kept(insert_snapshot(files.active.db.raw, snapshot))
 
     def snapshot_due(self) -> bool:
         return not self._read_only and self.pace.snapshot_due()
 
     def durable(self, level: Level = "process") -> Position:
-        chain = self._expect_open()
+        files = self._expect_open()
         if self._failed is not None:
             raise self._failed
         if self._read_only:
-            chain.refresh()
-            self._last = max(self._last, chain.active.last())
+            files.refresh()
+            self._last = max(self._last, files.active.last())
         return self._synced if level == "power" else self._last
 
     def full(self) -> tuple[str, int] | None:
@@ -175,8 +175,8 @@ class SqliteLog:
 
     def read(self, request: RequestKey | None = None, *, after: Position = 0) -> Iterator[Record]:
         expect_after(after)
-        chain, until = self._expect_open(), self._stored()
-        return read_all(chain, after, until) if request is None else read_one(chain, request, after, until)
+        files, until = self._expect_open(), self._stored()
+        return read_all(files, after, until) if request is None else read_one(files, request, after, until)
 
     def pieces(self, *, after: Position = 0) -> Iterator[Piece]:
         expect_after(after)
@@ -186,53 +186,53 @@ class SqliteLog:
         return find_in(self._expect_open(), where, self._stored(), newest_first)
 
     def requests(self) -> list[Stream]:
-        chain, _ = self._expect_open(), self._stored()
-        return streams_in(chain)
+        files, _ = self._expect_open(), self._stored()
+        return streams_in(files)
 
     def files(self) -> list[tuple[str, int]]:
-        chain, _ = self._expect_open(), self._stored()
-        return chain.sizes()
+        files, _ = self._expect_open(), self._stored()
+        return files.sizes()
 
     def tally(self) -> list[tuple[str, int, int]]:
-        chain, _ = self._expect_open(), self._stored()
-        return tally_in(chain)
+        files, _ = self._expect_open(), self._stored()
+        return tally_in(files)
 
     def snapshot(self, until: Position | None = None) -> Snapshot | None:
-        chain, last = self._expect_open(), self._stored()
-        return snapshot_in(chain, last if until is None else until)
+        files, last = self._expect_open(), self._stored()
+        return snapshot_in(files, last if until is None else until)
 
     def damage(self) -> tuple[Position | None, str] | None:
-        chain = self._expect_open()
-        found = damage_of(chain)
+        files = self._expect_open()
+        found = damage_of(files)
         if found is not None or not self._read_only or has_writer(self.path):
             return found
-        return (chain.active.last() + 1, UNREAD_COMMIT) if has_unread_commit(chain.active.path, PAGE_BYTES) else None
+        return (files.active.last() + 1, UNREAD_COMMIT) if has_unread_commit(files.active.path, PAGE_BYTES) else None
 
     def close(self) -> None:
-        if self._chain is not None:
+        if self._files is not None:
             if not self._read_only and self._failed is None:
-                self._chain.active.db.into_one_file()
-            self._chain.close()
-            self._chain = None
+                self._files.active.db.into_one_file()
+            self._files.close()
+            self._files = None
         if self._lock is not None:
             drop_lock(self.path, self._lock)
             self._lock = None
 
     # ---- inside
 
-    def _opened(self, any_thread: bool) -> Chain:
+    def _opened(self, any_thread: bool) -> LedgerFiles:
         if not self._read_only and not files_of(self.path):
             begin(self.path)
-        return Chain(self.path, read_only=self._read_only, any_thread=any_thread)
+        return LedgerFiles(self.path, read_only=self._read_only, any_thread=any_thread)
 
     def _begin_writing(self) -> None:
         self._write_in(self._expect_open().active)
-        self._fence = self.fence(self.following)
+        self._sequences = self.sequences(self.following)
 
-    def fence(self, look_up: Callable[[RequestKey], int]) -> Fence:
+    def sequences(self, look_up: Callable[[RequestKey], int]) -> Sequences:
         """The numbers that come next, as far as they are stored. `look_up` is asked of the others."""
         known, complete = latest_in(self._expect_open(), STREAMS)
-        return Fence(known, look_up, complete=complete)
+        return Sequences(known, look_up, complete=complete)
 
     def _write_in(self, segment: Segment) -> None:
         """All that is written from now on goes into this file."""
@@ -243,11 +243,11 @@ class SqliteLog:
             segment.path, segment.first_time(), self._last - max(segment.snapshot_at(), segment.header.first - 1)
         )
 
-    def _next_file(self, chain: Chain, snapshot: Snapshot | None) -> None:
-        path = file_of(self.path, chain.active_number + 1)
+    def _next_file(self, files: LedgerFiles, snapshot: Snapshot) -> None:
+        path = file_of(self.path, files.active_number + 1)
         begin(path, first=self._last + 1, snapshot=snapshot)
-        chain.go_on(path)
-        self._write_in(chain.active)
+        files.go_on(path)
+        self._write_in(files.active)
 
     def _stored(self) -> Position:
         """Last position that can be read."""
@@ -269,7 +269,7 @@ class SqliteLog:
                 raise self._failed from error
             raise
 
-    def _expect_open(self) -> Chain:
-        if self._chain is None:
+    def _expect_open(self) -> LedgerFiles:
+        if self._files is None:
             raise LogError(f"ledger {self.path} is closed")
-        return self._chain
+        return self._files

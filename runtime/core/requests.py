@@ -21,7 +21,6 @@ from kvsweep.ledger.messages import (
     StoreBlocks,
 )
 from kvsweep.ledger.phases import ABORTABLE
-from kvsweep.ledger.reducers.shared import next_operation
 from kvsweep.ledger.sources import blocks_of, leading
 from kvsweep.ledger.state import RequestState
 from kvsweep.runtime.core.expect import Asking, CannotPlan, Context, expect_count, expect_ranks, floor
@@ -128,7 +127,7 @@ def seal_tail(draft: Draft, context: Context, command: SealTail) -> Asking:
 
 def _store(draft: Draft, request: RequestState, logical: list[int], sources: bytes) -> Operation:
     layout, ranks = draft.layout, draft.pool.ranks
-    operation = next_operation(draft, request)
+    operation = draft.next_operation(request)
     cpu = dict(zip(logical, int32_view(sources).tolist(), strict=True))
     blocks = [block for block in request.tail if block.logical in cpu]
     areas, targets = {}, {}

@@ -14,7 +14,6 @@ from kvsweep.ledger.ids import HOLE, Int32, Logical, Operation, Physical, Rows, 
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.messages import MoveBlocks, Reserve, Retain
 from kvsweep.ledger.ragged import empty_like, first_beyond, first_unsorted, joined_rows
-from kvsweep.ledger.reducers.shared import next_operation
 from kvsweep.ledger.state import RequestState
 from kvsweep.runtime.core.expect import (
     Asking,
@@ -58,7 +57,7 @@ def retain(draft: Draft, context: Context, command: Retain) -> Asking:
             raise CannotPlan("retain", "no_space", sum(plan.new_blocks), 0, got.free)
         new = got.device
     moved_to = plan.targets(tuple(int32_view(blocks) for blocks in new), layout)
-    operation = next_operation(draft, request)
+    operation = draft.next_operation(request)
     emit(
         draft,
         e.RetainPlanned,

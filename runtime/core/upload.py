@@ -17,7 +17,6 @@ from kvsweep.ledger.messages import (
     Select,
     Transfer,
 )
-from kvsweep.ledger.reducers.shared import next_operation
 from kvsweep.ledger.state import RequestState
 from kvsweep.runtime.core.expect import (
     Asking,
@@ -73,7 +72,7 @@ def select(draft: Draft, context: Context, command: Select) -> Asking:
         new, copied = got.device, got.cpu_copy
     destination = placement.areas(new, layout, scatter=settings.transfer.scatter)
     _begin(draft, request, command)
-    operation = next_operation(draft, request)
+    operation = draft.next_operation(request)
     emit(
         draft,
         e.UploadPlanned,
@@ -136,7 +135,7 @@ def _begin(draft: Draft, request: RequestState, command: Select) -> None:
 def _publish(draft: Draft, request: RequestState, command: Select) -> Operation:
     """Zero bytes: residency stays, the keep map of this revision is published (F1)."""
     _begin(draft, request, command)
-    operation = next_operation(draft, request)
+    operation = draft.next_operation(request)
     keep = keep_slots(request, command.selection.logical_blocks_by_layer)
     emit(
         draft,

@@ -24,7 +24,7 @@ class Answers:
 
     def __init__(self, ack: Ack, *, ranks: frozenset[int], layers: int) -> None:
         """
-        ranks   those of this engine; well-formed words of others are passed over
+        ranks   those of this engine; well-formed reports of others are passed over
         layers  rows that scores have
         """
         self.refused = 0
@@ -32,7 +32,7 @@ class Answers:
 
     @property
     def completions(self) -> Iterator[Completion]:
-        """Final words with the types of their declarations, whoever says them."""
+        """Final reports with the types of their declarations, whoever sends them."""
         for item in self._items(self._ack.completions):
             if isinstance(item, Completion) and _is_done(item.done) and type(item.digest) is str:
                 yield item

@@ -30,11 +30,9 @@ from kvsweep.ledger.messages import (
 from kvsweep.runtime.driver import Driver
 from kvsweep.runtime.vllm.answers import Answers
 from kvsweep.runtime.vllm.counts import Counts
-from kvsweep.runtime.vllm.managed import EngineRequest, Managed
-from kvsweep.runtime.vllm.pools import EngineBlock, EnginePools
-from kvsweep.runtime.vllm.rounds import DRAIN_STEPS, Rounds
+from kvsweep.runtime.vllm.pools import EngineBlock, EnginePools, Unrecorded, named
+from kvsweep.runtime.vllm.rounds import DRAIN_STEPS, EngineRequest, Managed, Rounds
 from kvsweep.runtime.vllm.settings import ConnectorSettings
-from kvsweep.runtime.vllm.unrecorded import Unrecorded, named
 from kvsweep.transports.vllm.messages import Ack, Completion, Handed, StepMeta
 from kvsweep.transports.wire import encode
 
@@ -338,7 +336,7 @@ class SchedulerHalf:
                 self.driver.end_step(number)
 
     def _pump(self) -> None:
-        """Effects out, the producer's words and expired deadlines in, until nothing follows any more."""
+        """Effects out, the producer's reports and expired deadlines in, until nothing follows any more."""
         if self.driver.read_only is not None:
             return
         with contextlib.suppress(LogError):

@@ -1,4 +1,4 @@
-"""Opening the coordinator inside vLLM: the layout from vLLM's own description, the world, the ledger, the handshake."""
+"""Opening the coordinator inside vLLM: the layout from vLLM's own description, pool sizes, ledger, handshake."""
 
 import json
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -7,11 +7,11 @@ from kvsweep.ledger.errors import LogError
 from kvsweep.ledger.layout import LayerLayout, Layout
 from kvsweep.ledger.messages import Acknowledge, Acknowledged, Finish, PublishKeepMap, Release
 from kvsweep.runtime.driver import Driver
+from kvsweep.runtime.run_config import RunConfig
 from kvsweep.runtime.settings import Settings
 from kvsweep.runtime.vllm.half import SchedulerHalf
 from kvsweep.runtime.vllm.pools import EngineBlock, EngineBlockPool, EnginePools
 from kvsweep.runtime.vllm.settings import ConnectorSettings
-from kvsweep.runtime.world import World
 from kvsweep.transports.handshake import Capabilities, capabilities
 from kvsweep.transports.vllm.messages import WorkerHandshake
 
@@ -66,7 +66,7 @@ def open_half(
     Raises HandshakeError naming each difference, LogError where the ledger cannot go on in this engine.
     """
     cpu_blocks = settings.cpu_tier(engine.num_gpu_blocks)
-    world = World(
+    config = RunConfig(
         layout=layout,
         ranks=tuple(sorted((one.rank, one.process_epoch) for one in handshakes)),
         producer_epoch=producer_epoch,
@@ -74,7 +74,7 @@ def open_half(
         cpu_full_blocks=cpu_blocks,
         cpu_total_blocks=cpu_blocks,
     )
-    driver = Driver.open(core, world, evidence=json.dumps(dict(evidence), sort_keys=True))
+    driver = Driver.open(core, config, evidence=json.dumps(dict(evidence), sort_keys=True))
     try:
         ours = rank_capabilities(
             layout, ranks=len(handshakes), process_epoch=producer_epoch, cpu_blocks=cpu_blocks, role="producer"

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
-from kvsweep.kernels.cuda.driver import Driver
+from kvsweep.kernels.cuda.api import CudaDriver
 from kvsweep.kernels.cuda.nvidia import NvidiaDriver, why_no_device
 from kvsweep.kernels.cuda.source import module_source
 from kvsweep.ledger.errors import SettingsError
@@ -52,7 +52,7 @@ def host_device(
     )
 
 
-def cuda_devices(driver: Driver, path: PathWish = "auto") -> MakeDevice:
+def cuda_devices(driver: CudaDriver, path: PathWish = "auto") -> MakeDevice:
     """Devices over one driver. Ranks in one process share the GPU; the link is measured for the first of them."""
     options: list[CudaOptions] = []
 
@@ -92,7 +92,7 @@ def choose_device(kind: DeviceKind) -> tuple[MakeDevice, str]:
     return cuda_devices(driver), describe_driver(driver)
 
 
-def describe_driver(driver: Driver) -> str:
+def describe_driver(driver: CudaDriver) -> str:
     """What ran, as evidence: the device and the SHA-256 of the kernels' source."""
     source = hashlib.sha256(module_source().encode()).hexdigest()
     return f"cuda device ({driver.name}, kernels SHA-256 {source})"

@@ -1,7 +1,8 @@
-"""The demo: requests on a real model, compacted round after round, compared with plain decoding token by token."""
+"""Acknowledged positions, a line each, on a file descriptor: what a harness compares with the ledger after a kill."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 
@@ -9,14 +10,14 @@ import anyio
 import torch
 
 from kvsweep.kernels.table import describe
-from kvsweep.ledger.errors import LogError
+from kvsweep.ledger.errors import LogError, SettingsError
+from kvsweep.ledger.store.log import Position
 from kvsweep.runtime.clock import MachineClock, TurnClock
 from kvsweep.runtime.driver import Driver
 from kvsweep.runtime.recovery import newer
+from kvsweep.runtime.run_config import RunConfig
 from kvsweep.runtime.settings import Settings
 from kvsweep.runtime.stores import open_store
-from kvsweep.runtime.world import World
-from kvsweep.scenarios.demo.ack import AckPipe
 from kvsweep.scenarios.demo.attention import ContiguousKv
 from kvsweep.scenarios.demo.bundle import Bundle, load_smollm2, load_synthetic
 from kvsweep.scenarios.demo.devices import MakeDevice, choose_device
@@ -34,10 +35,40 @@ from kvsweep.scenarios.demo.options import (
 )
 from kvsweep.scenarios.demo.result import DemoResult, Run, model_of, not_run, result_of
 from kvsweep.scenarios.demo.sampling import Sampler
-from kvsweep.scenarios.demo.stack import Stack, kernels_of, layout_of, world_of
+from kvsweep.scenarios.demo.stack import Stack, kernels_of, layout_of, run_config_of
 from kvsweep.scenarios.demo.text import load_text
 from kvsweep.scenarios.demo.weather import Storm, links
 from kvsweep.scenarios.evidence import evidence
+
+
+class AckPipe:
+    """Watcher of a log. Called by the one thread that stores; a descriptor that nobody reads holds that thread up."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Raises SettingsError for a descriptor that is not open."""
+        try:
+            os.fstat(descriptor)
+        except (OSError, OverflowError) as error:
+            raise SettingsError("ack-fd", "an open file descriptor", str(descriptor)) from error
+        self._descriptor = descriptor
+        self._last: Position = 0
+        self.broken: str | None = None  # why positions could not be written any more
+
+    def __call__(self, durable: Position) -> None:
+        lines = "".join(f"{position}\n" for position in range(self._last + 1, durable + 1)).encode()
+        self._last = durable
+        if self.broken is None:
+            try:
+                while lines:
+                    lines = lines[os.write(self._descriptor, lines) :]
+            except OSError as error:
+                self.broken = str(error)
+
+    def check(self) -> None:
+        """Raise SettingsError where positions are missing on the descriptor."""
+        if self.broken is not None:
+            raise SettingsError("ack-fd", "a file descriptor that takes every acknowledged position", self.broken)
+
 
 CHECKS = (
     "tokens equal plain decoding (fp32)",
@@ -86,7 +117,7 @@ def run_demo(
     Raises the errors of loading and settings; each is one sentence.
     """
     check_options(options)
-    make_device, device_words = device or choose_device(options.device)
+    make_device, device_name = device or choose_device(options.device)
     acks = None if ack_fd is None else AckPipe(ack_fd)
     settings = settings_of(options, ledger)
     clock, seconds = time.perf_counter, {}
@@ -99,7 +130,7 @@ def run_demo(
     seconds["load"] = clock() - started
     layout = layout_of(bundle.model.config, model_hash=bundle.sha256 or "synthetic", block_size=options.block_size)
     layout.shard(0, options.ranks)  # refuses more ranks than KV heads before anything is written
-    world = world_of(
+    config = run_config_of(
         layout,
         tokens=len(prompts[0]) + limit + DRAFT_TOKENS + 1,
         settings=settings,
@@ -107,8 +138,8 @@ def run_demo(
         ranks=options.ranks,
         tight=options.chaos is not None,
     )
-    parts = ", ".join(filter(None, (describe(kernels_of(settings)), device_words)))
-    driver = _open(options, settings, world, bundle, command, parts, acks, go_on=go_on)
+    parts = ", ".join(filter(None, (describe(kernels_of(settings)), device_name)))
+    driver = _open(options, settings, config, bundle, command, parts, acks, go_on=go_on)
     started = clock()
     try:
         stack, fleet, storm = anyio.run(
@@ -136,7 +167,7 @@ def run_demo(
 def _open(
     options: DemoOptions,
     settings: Settings,
-    world: World,
+    config: RunConfig,
     bundle: Bundle,
     command: list[str],
     parts: str,
@@ -150,7 +181,7 @@ def _open(
         if log.durable() and not go_on:
             found = f"{settings.log.url}: expected a new ledger, found one with events"
             raise LogError(f"{found}; give another path, or --go-on")
-        world = newer(world, log)
+        config = newer(config, log)
     except BaseException:
         log.close()
         raise
@@ -158,7 +189,7 @@ def _open(
         log.watch(acks)
     return Driver.open(
         settings,
-        world,
+        config,
         evidence=evidence(
             command=command,
             seed=options.seed,

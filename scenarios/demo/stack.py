@@ -18,7 +18,8 @@ from kvsweep.ledger.layout import LayerLayout, Layout, Packing
 from kvsweep.ledger.messages import ProcessStarted, RegisterSources, Release
 from kvsweep.ledger.store.log import LogStore
 from kvsweep.runtime.coordinator import Coordinator
-from kvsweep.runtime.driver import Driver, World
+from kvsweep.runtime.driver import Driver
+from kvsweep.runtime.run_config import RunConfig
 from kvsweep.runtime.settings import Settings
 from kvsweep.runtime.stores import open_store
 from kvsweep.scenarios.demo.devices import MakeDevice, NodeDevice, host_device
@@ -59,9 +60,9 @@ def layout_of(config: ModelConfig, *, model_hash: str, block_size: int, packing:
     )
 
 
-def world_of(
+def run_config_of(
     layout: Layout, *, tokens: int, settings: Settings, requests: int = 1, ranks: int = 1, tight: bool = False
-) -> World:
+) -> RunConfig:
     """Pools for requests of `tokens` tokens each. Roomy: each whole, its kept set once more, and a few spare blocks.
 
     Tight: one whole request, and for each the kept set and a short tail: what does not fit has to wait or give way.
@@ -71,7 +72,7 @@ def world_of(
     kept = int(settings.selection.budget * whole) + settings.selection.sink_blocks + settings.selection.recent_blocks
     full, seed = requests * whole + SPARE_BLOCKS, settings.seed
     device = whole + requests * (kept + TIGHT_TAIL_BLOCKS) if tight else requests * (whole + kept) + SPARE_BLOCKS
-    return World(
+    return RunConfig(
         layout=layout,
         ranks=tuple((rank, 1 + seed % 2**20 + rank) for rank in range(ranks)),
         producer_epoch=1 + seed % 2**19,
@@ -154,7 +155,7 @@ class Stack:
     """The driver's ranks on their devices, its producer, links and the shell around them. An async context manager.
 
     connect  makes (coordinator's end, rank's end) of a rank's link; without it: in this process, with the chaos
-    front    stands between the coordinator and the producer
+    intercept    stands between the coordinator and the producer
     producer one that has lived on while the coordinator was started anew
     """
 
@@ -164,7 +165,7 @@ class Stack:
         *,
         chaos: Chaos | None = None,
         connect: Callable[[int], tuple[RankLink, RankLink]] | None = None,
-        front: Callable[[HostProducer], Producer] = lambda producer: producer,
+        intercept: Callable[[HostProducer], Producer] = lambda producer: producer,
         make_device: MakeDevice = host_device,
         producer: HostProducer | None = None,
     ) -> None:
@@ -199,7 +200,7 @@ class Stack:
             links[rank], end = self._link(rank)
             self._ends.append((node, end))
         self._agree()
-        self.kv = Coordinator(driver, links=links, producer=front(self.producer), on_release=self._poison)
+        self.kv = Coordinator(driver, links=links, producer=intercept(self.producer), on_release=self._poison)
         self._stack = AsyncExitStack()
 
     def _agree(self) -> None:

@@ -118,7 +118,7 @@ class Storm:
         try:
             self.stack.kv.handle(Done(operation=operation, rank=rank, process_epoch=epoch, outcome="completed"))
         except Refused:
-            raise AssertionError("a peer's word never raises") from None
+            raise AssertionError("a peer's report never raises") from None
 
     def keeps_open(self) -> bool:
         """One step in three ends late."""

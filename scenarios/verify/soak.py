@@ -26,7 +26,8 @@ from kvsweep.ledger.state import RequestState
 from kvsweep.ledger.store.memory import MemoryLog
 from kvsweep.runtime.clock import TurnClock
 from kvsweep.runtime.core.upload_plan import adoptable, keep_slots
-from kvsweep.runtime.driver import Driver, World
+from kvsweep.runtime.driver import Driver
+from kvsweep.runtime.run_config import RunConfig
 from kvsweep.runtime.selection import select_blocks
 from kvsweep.runtime.settings import Settings
 from kvsweep.scenarios.demo.stack import Stack
@@ -88,7 +89,7 @@ class Soak:
             seed=self.seed,
         )
         blocks = self.requests * (BLOCKS + LIFE_ROUNDS + 8)
-        world = World(
+        config = RunConfig(
             layout=self.layout,
             ranks=tuple((rank, 1) for rank in range(self.ranks)),
             producer_epoch=1,
@@ -97,7 +98,7 @@ class Soak:
             cpu_total_blocks=blocks,
         )
         log = MemoryLog(max_events=max(1_000_000, 200 * self.rounds))
-        self.driver = Driver.open(settings, world, log=log, deadlines=TurnClock())
+        self.driver = Driver.open(settings, config, log=log, deadlines=TurnClock())
         started = time.perf_counter()
         async with Stack(self.driver) as stack:
             self.stack = stack
@@ -196,7 +197,7 @@ class Soak:
         add("fences", sum(len(request.fences) for request in requests))
         add("idempotency keys of one request", max(len(request.commands) for request in requests))
         add("open steps", len(self.driver.core.steps))
-        add("words a rank remembers", max(node.worker.remembered for node in self.stack.nodes))
+        add("reports a rank remembers", max(node.worker.remembered for node in self.stack.nodes))
         add("items in device queues", max(node.device.queued for node in self.stack.nodes))
         add("awaited operations", self.stack.kv.awaited)
         add("frames to ranks", self.stack.kv.outgoing)

@@ -1,5 +1,6 @@
-"""The command line in this process: what a shell would get."""
+"""The command line in this process: what a shell would get, also of `kvsweep log` alone."""
 
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +8,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from typer.testing import CliRunner, Result
 
+from kvsweep.cli.log import log_app
 from kvsweep.cli.main import main
 
 
@@ -48,3 +51,21 @@ def command_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
         return Answer(int(ended.value.code or 0), out, err)
 
     return run
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(log_app, [str(argument) for argument in arguments])
+
+
+def answer(*arguments: object) -> Any:
+    result = run(*arguments, "--json")
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    return json.loads(result.stdout)
+
+
+def refusal(code: int, *arguments: object) -> str:
+    """The one sentence on stderr; stdout stays empty."""
+    result = run(*arguments)
+    assert (result.exit_code, result.stdout) == (code, ""), (result.output, result.exception)
+    [line] = result.stderr.splitlines()
+    return str(line)

@@ -1,6 +1,7 @@
 """`kvsweep log` as a stranger runs it: stable keys, one sentence an error, and an exit code that a script can trust."""
 
 import json
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.cli.log_line import answer, refusal, run
+from tests.cli.command_line import answer, refusal, run
 from tests.ledger.small_run import Writer, small_run
 
 from kvsweep.ledger import events as e
@@ -203,3 +204,26 @@ def test_bad_usage_is_one_sentence_and_exit_code_2(path: Path, written: Writer) 
     )
     assert "types: expected event types" in refusal(2, "events", path, "--type", "Nothing")
     assert "log.url" in refusal(2, "requests", "memory:x")
+
+
+def test_tail_follows_another_process_until_it_is_interrupted(tmp_path: Path) -> None:
+    written = small_run()
+    path = tmp_path / "live.db"
+    log = open_log(f"sqlite:{path}")
+    log.append(written.events[:4])
+    # Tests that run in the background of a shell are told to ignore interrupts, and so are their children.
+    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    heed += "; from kvsweep.cli.log import log_app; log_app()"
+    command = [sys.executable, "-c", heed, "tail", str(path), "-f", "-n", "1", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as follower:
+        try:
+            assert follower.stdout is not None and follower.stderr is not None  # noqa: PT018
+            assert json.loads(follower.stdout.readline())["position"] == 4
+            log.append(written.events[4:6])
+            assert [json.loads(follower.stdout.readline())["position"] for _ in range(2)] == [5, 6]
+            follower.send_signal(signal.SIGINT)
+            assert follower.wait(timeout=60) == 0
+            assert follower.stderr.read() == ""
+        finally:
+            follower.kill()
+    log.close()

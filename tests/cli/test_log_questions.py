@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.cli.log_line import answer, refusal, run
+from tests.cli.command_line import answer, refusal, run
 from tests.ledger.small_run import Writer, small_run
 
 from kvsweep.cli.log import following

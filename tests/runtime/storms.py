@@ -1,4 +1,4 @@
-"""A driver in a storm without devices: commands, words of ranks, restarts and steps are drawn from a seed.
+"""A driver in a storm without devices: commands, reports of ranks, restarts and steps are drawn from a seed.
 
 Every batch that reached the log is kept, so that a run can be cut after any of them.
 """
@@ -40,10 +40,11 @@ from kvsweep.ledger.store.log import Level, Position
 from kvsweep.ledger.store.memory import MemoryLog
 from kvsweep.runtime.core.core import Message
 from kvsweep.runtime.core.upload_plan import keep_slots
-from kvsweep.runtime.driver import Driver, World
+from kvsweep.runtime.driver import Driver
+from kvsweep.runtime.run_config import RunConfig
 
 LAYOUT = make_layout(2, sliding=1)
-WORLD = World(
+WORLD = RunConfig(
     layout=LAYOUT, ranks=RANKS, producer_epoch=PRODUCER, device_blocks=(24, 24), cpu_full_blocks=48, cpu_total_blocks=56
 )
 NAMES = ("a", "b", "c")
@@ -157,7 +158,7 @@ class Storm:
         self.send(Acknowledged(operation=effect.operation, process_epoch=self.driver.state.pool.producer_epoch))
 
     def _answer(self, known: list[RequestState]) -> None:
-        """A rank's word on something that waits for it, now and then on anything that was ever sent."""
+        """A rank's report on something that waits for it, now and then on anything that was ever sent."""
         ranks = self.driver.state.pool.ranks
         waits = [
             (opened.operation, rank)

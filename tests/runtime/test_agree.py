@@ -12,11 +12,12 @@ from kvsweep.ledger.errors import HandshakeError
 from kvsweep.ledger.ids import POOL
 from kvsweep.ledger.layout import Layout
 from kvsweep.ledger.store.memory import MemoryLog
-from kvsweep.runtime.driver import Driver, World
+from kvsweep.runtime.driver import Driver
+from kvsweep.runtime.run_config import RunConfig
 from kvsweep.transports.handshake import MUST_BE_EQUAL, Capabilities, capabilities
 
 LAYOUT = make_layout(2)
-WORLD = World(
+WORLD = RunConfig(
     layout=LAYOUT, ranks=RANKS, producer_epoch=PRODUCER, device_blocks=(16,), cpu_full_blocks=32, cpu_total_blocks=40
 )
 PARTS: dict[str, Any] = {"model_hash": "toy", "dtype": "float32", "block_size": 4, "layers": LAYOUT.layers}

@@ -19,7 +19,7 @@ def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Driver:
     return start(open_log(url, queue=QueueBounds() if "thread" in request.param else None), log={"url": "memory:"})
 
 
-def test_f2_a_loop_learns_why_a_word_was_ignored_while_it_runs(driver: Driver) -> None:
+def test_f2_a_loop_learns_why_a_report_was_ignored_while_it_runs(driver: Driver) -> None:
     """F2: judged again from what was stored so far."""
     ledger, key = Ledger(driver.log), opened(driver)
     turn = select(driver, key, FIRST)

@@ -186,7 +186,7 @@ def test_i_wrong_source_owner() -> None:
 
 
 def test_i_ack_order(make_rig: MakeRig) -> None:
-    """A word that is late, repeated or stale: recorded as what it is, and only the late one changes anything."""
+    """A report that is late, repeated or stale: recorded as what it is, and only the late one changes anything."""
     rig = make_rig()
     key = rig.open()
     first = rig.started(rig.select(key, {0: [1], 1: [1]}))

@@ -39,7 +39,7 @@ async def test_f2_a_bad_frame_is_noted_and_does_not_end_the_coordinator(bad: byt
             await shell.upload(key, SECOND)
 
 
-async def test_f2_a_word_that_makes_no_sense_is_refused_and_recorded_and_the_next_ones_count() -> None:
+async def test_f2_a_report_that_makes_no_sense_is_refused_and_recorded_and_the_next_ones_count() -> None:
     shell = Shell(ranks=2)
     rig = shell.rig
     with fail_fast():
@@ -53,8 +53,8 @@ async def test_f2_a_word_that_makes_no_sense_is_refused_and_recorded_and_the_nex
                 opened = rig.request(key).upload.open
                 assert opened is not None
                 for rank, epoch in ((7, 10), (1, 10), (-1, 0)):  # rank 0 speaks for others, and for nobody
-                    word = Done(operation=opened.operation, rank=rank, process_epoch=epoch, outcome="completed")
-                    await shell.ends[0].send(encode(word))
+                    report = Done(operation=opened.operation, rank=rank, process_epoch=epoch, outcome="completed")
+                    await shell.ends[0].send(encode(report))
                 for started in (ProcessStarted(rank=9, process_epoch=1), ProcessStarted(process_epoch=99)):
                     await shell.ends[0].send(encode(started))
                 huge = replace(opened.operation, operation_id=2**63)
@@ -63,8 +63,8 @@ async def test_f2_a_word_that_makes_no_sense_is_refused_and_recorded_and_the_nex
                     (opened.operation, 10, -1.0),
                     (opened.operation, 99, 0.0),
                 ):
-                    word = Done(operation=operation, rank=0, process_epoch=epoch, outcome="completed", wait_s=wait_s)
-                    await shell.ends[0].send(encode(word))
+                    report = Done(operation=operation, rank=0, process_epoch=epoch, outcome="completed", wait_s=wait_s)
+                    await shell.ends[0].send(encode(report))
                 await soon(lambda: any(isinstance(event, e.AckRefused) for event in rig.events))
                 assert len(shell.kv.bad_frames) == 7
                 verdicts = [event.verdict for event in rig.events if isinstance(event, e.AckRefused)]
@@ -183,7 +183,7 @@ async def one_run(chaos: Chaos) -> tuple[str, int]:
 @pytest.mark.parametrize("seed", range(3))
 async def test_f2_late_doubled_and_reordered_frames_leave_right_bytes_and_free_pools(seed: int) -> None:
     _, repeated = await one_run(Chaos(seed=seed, duplicate=0.4, delay=5))
-    assert repeated > 0, f"seed {seed}: no word came twice"
+    assert repeated > 0, f"seed {seed}: no report came twice"
 
 
 # ---- a producer without room

@@ -33,10 +33,11 @@ from kvsweep.ledger.store.log import Level, Position
 from kvsweep.ledger.store.memory import MemoryLog
 from kvsweep.runtime.core.core import Core
 from kvsweep.runtime.core.upload_plan import keep_slots
-from kvsweep.runtime.driver import Driver, World
+from kvsweep.runtime.driver import Driver
+from kvsweep.runtime.run_config import RunConfig
 
 LAYOUT = make_layout(2)
-WORLD = World(
+WORLD = RunConfig(
     layout=LAYOUT, ranks=RANKS, producer_epoch=PRODUCER, device_blocks=(16,), cpu_full_blocks=32, cpu_total_blocks=40
 )
 FIRST: Ids = {0: [0, 2], 1: [1, 2]}

@@ -6,8 +6,8 @@ import pytest
 from tests.runtime.shell import fail_fast
 
 from kvsweep.ledger.messages import Heard
-from kvsweep.runtime import outgoing
-from kvsweep.runtime.outgoing import Outgoing
+from kvsweep.runtime import outbox
+from kvsweep.runtime.outbox import SendQueues
 from kvsweep.transports.links import InProcessLink, in_process_link
 from kvsweep.transports.wire import decode_to_rank
 
@@ -27,7 +27,7 @@ async def numbers(end: InProcessLink, count: int) -> list[int]:
 
 async def test_f2_frames_of_each_rank_leave_in_order_also_those_posted_before_its_task_runs() -> None:
     notes: list[str] = []
-    waiting = Outgoing((0, 1), note=notes.append)
+    waiting = SendQueues((0, 1), note=notes.append)
     links = {rank: in_process_link() for rank in (0, 1)}
     with fail_fast():
         async with anyio.create_task_group() as tasks:
@@ -50,9 +50,9 @@ async def test_f2_frames_of_each_rank_leave_in_order_also_those_posted_before_it
 async def test_g3_a_rank_behind_by_more_than_the_bound_is_given_up_and_comes_back_over_a_new_link(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(outgoing, "OUTGOING_FRAMES", 3)
+    monkeypatch.setattr(outbox, "OUTGOING_FRAMES", 3)
     notes: list[str] = []
-    waiting = Outgoing((0, 1), note=notes.append)
+    waiting = SendQueues((0, 1), note=notes.append)
     ours, end = in_process_link()
     with fail_fast():
         async with anyio.create_task_group() as tasks:

@@ -166,8 +166,8 @@ async def test_g3_when_an_append_fails_who_waits_is_told_and_steps_go_on(shell: 
             with pytest.raises(LogError, match=reason):
                 kv.finish(key)
             (rank,) = shell.driver.state.pool.ranks
-            word = kv.handle(ProcessStarted(rank=rank[0], process_epoch=rank[1] + 1))
-            assert word.outcome == "refused"
+            report = kv.handle(ProcessStarted(rank=rank[0], process_epoch=rank[1] + 1))
+            assert report.outcome == "refused"
             assert shell.driver.state.pool.ranks == (rank,)
 
     assert (await not_settled(serve)).pending[0] == reason

@@ -33,7 +33,8 @@ from kvsweep.ledger.messages import (
 )
 from kvsweep.ledger.store.memory import MemoryLog
 from kvsweep.runtime.coordinator import Coordinator
-from kvsweep.runtime.driver import Driver, World
+from kvsweep.runtime.driver import Driver
+from kvsweep.runtime.run_config import RunConfig
 from kvsweep.transports.producer import HostProducer
 
 FIRST: Ids = {0: [0, 2], 1: [1, 2]}
@@ -117,7 +118,7 @@ def test_blocks_of_a_producer_that_ended_as_well_are_named_again() -> None:
 
 
 def test_f1_a_keep_map_that_nobody_acknowledged_is_said_again_and_void() -> None:
-    """A zero-byte plan waits for the producer's word; the residency whose slots it names is gone."""
+    """A zero-byte plan waits for the producer's report; the residency whose slots it names is gone."""
     driver, key = begun()
     complete(driver, upload_of(driver))
     serve(driver)
@@ -128,13 +129,13 @@ def test_f1_a_keep_map_that_nobody_acknowledged_is_said_again_and_void() -> None
     again = recovered(log)
     (said,) = [effect for effect in again.poll() if isinstance(effect, PublishKeepMap)]
     assert said.keep.as_lists() == {0: [], 1: []}
-    word = Acknowledged(operation=said.operation, process_epoch=PRODUCER)
-    assert again.handle(word).outcome == "accepted"
+    report = Acknowledged(operation=said.operation, process_epoch=PRODUCER)
+    assert again.handle(report).outcome == "accepted"
     assert again.state.requests["a"].upload.phase == "IDLE"
 
 
 def test_f1_a_producer_that_restarts_after_a_preemption_hears_of_the_keep_map_too() -> None:
-    """The same hole without a crash: the lane waits for a word that only a new process can give."""
+    """The same hole without a crash: the lane waits for a report that only a new process can give."""
     driver, key = begun()
     complete(driver, upload_of(driver))
     serve(driver)
@@ -272,13 +273,13 @@ def test_j1_the_evidence_of_each_life_is_in_the_ledger() -> None:
         ),
     ],
 )
-def test_d4_another_world_is_refused_by_every_field_that_differs(world: World, said: str) -> None:
+def test_d4_another_world_is_refused_by_every_field_that_differs(world: RunConfig, said: str) -> None:
     log = MemoryLog()
     log.append(events_of(begun()[0]))
     kept = log.durable()
     with pytest.raises(LogError) as caught:
         recovered(log, world)
-    assert str(caught.value) == f"the ledger cannot go on in this world: {said}"
+    assert str(caught.value) == f"the ledger cannot go on with this run: {said}"
     copy = MemoryLog()
     copy.append(events_of(begun()[0]))
     assert copy.durable() == kept

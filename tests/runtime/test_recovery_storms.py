@@ -36,23 +36,25 @@ def unnumbered(state: State) -> bytes:
 # ---- at every moment of a storm
 
 
-def expect_late_words_ignored(driver: Driver, events: list[Event], where: str) -> None:
+def expect_late_reports_ignored(driver: Driver, events: list[Event], where: str) -> None:
     """Whatever ranks of the earlier life had still to say is recorded as old, and changes nothing (F2)."""
     before, mark = unnumbered(driver.state), driver.log.durable()
-    words = 0
+    reports = 0
     for event in events:
         if isinstance(event, e.TransferStarted | e.ReadersDrained | e.StoreStarted):
             for rank, epoch in event.ranks:
-                word = Done(operation=event.operation, rank=rank, process_epoch=epoch, outcome="completed")
-                assert driver.handle(word).outcome in ("ignored", "repeated"), f"{where}: {word}"
-                words += 1
+                report = Done(operation=event.operation, rank=rank, process_epoch=epoch, outcome="completed")
+                assert driver.handle(report).outcome in ("ignored", "repeated"), f"{where}: {report}"
+                reports += 1
     noted = [record.event for record in driver.log.read(after=mark)]
-    assert [type(event) for event in noted if not isinstance(event, e.DigestRecorded)] == [e.AckIgnored] * words, where
+    assert [type(event) for event in noted if not isinstance(event, e.DigestRecorded)] == [e.AckIgnored] * reports, (
+        where
+    )
     assert unnumbered(driver.state) == before, where
 
 
 def crash_after_every_batch(stored: Stored, seed: int, turns: int) -> None:
-    """F2, G3, B6: the laws hold, all drains, old words are known as old, and both lives replay to the live digest."""
+    """F2, G3, B6: the laws hold, all drains, old reports are known as old, and both lives replay to the live digest."""
     for cut, events in enumerate(prefixes(Storm(seed).run(turns).log.batches)):
         where = f"Storm({seed}).run({turns}), cut after batch {cut}"
         known = folded(events).pool
@@ -62,7 +64,7 @@ def crash_after_every_batch(stored: Stored, seed: int, turns: int) -> None:
         assert driver.state.pool.pool_generation > known.pool_generation, where
         serve(driver)
         expect_drained(driver, where)
-        expect_late_words_ignored(driver, events, where)
+        expect_late_reports_ignored(driver, events, where)
         for key in living(driver):
             driver.handle(Finish(request=key))
         serve(driver)

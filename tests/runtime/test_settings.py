@@ -33,7 +33,7 @@ def test_d3_the_method_is_fixed_once_the_settings_are_read() -> None:
         ({"selection": {"budget": 1.5}}, "$.selection.budget", "<= 1.0"),
         ({"selection": {"sink_blocks": -1}}, "$.selection.sink_blocks", ">= 0"),
         ({"selection": {"incumbent_factor": 0.9}}, "$.selection.incumbent_factor", ">= 1.0"),
-        ({"selection": {"method": "word"}}, "$.selection.method", "word"),
+        ({"selection": {"method": "report"}}, "$.selection.method", "report"),
         ({"retain": {"table_rows": 1}}, "$.retain.table_rows", ">= 2"),
         ({"transfer": {"staging_slots": 0}}, "$.transfer.staging_slots", ">= 1"),
         ({"transfer": {"deadline_s": 0}}, "$.transfer.deadline_s", "> 0.0"),

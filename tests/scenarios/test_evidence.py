@@ -47,7 +47,7 @@ def test_j1_j2_everything_that_repeats_a_run_is_there() -> None:
     assert (found["checks"], found["not_run"]) == (["tokens are equal"], ["GPU transfer"])
     assert found["active"]["kvsweep"] == kvsweep.__version__
     apart = {"native", "kernels", "device", "cuda"}
-    assert not [part for part in found["active"] if any(word in part for word in apart)], "recorded apart"
+    assert not [part for part in found["active"] if any(report in part for report in apart)], "recorded apart"
     assert all(found["active"][name] for name in module.LIBRARIES)
 
 

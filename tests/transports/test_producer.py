@@ -80,7 +80,7 @@ def test_a2_d6_packed_tokens_stand_one_after_another_and_their_bytes_are_counted
     assert producer.cpu_gather_bytes == producer.memory.traffic.moved_bytes == bytes_
     assert producer.cpu_destination_blocks == 2
     producer.perform([Acknowledge(operation=operation(1), generation=1)])
-    assert [word.cpu_gather_bytes for word in producer.poll()] == [bytes_]
+    assert [report.cpu_gather_bytes for report in producer.poll()] == [bytes_]
 
 
 @pytest.mark.parametrize(

@@ -175,13 +175,13 @@ def test_ranks_together_hold_what_one_rank_holds_and_give_back_what_they_took(on
             StoreBlocks(operation=operation(2), ranks=everyone, source=Rows.of(every), destination=down, floor=0)
         )
         device.advance()
-    done = [word for device in devices for word in device.poll()]
-    assert {word.outcome for word in done} == {"completed"}
+    done = [report for device in devices for report in device.poll()]
+    assert {report.outcome for report in done} == {"completed"}
     for layer, blocks in back.items():
         assert producer.read(layer, blocks).tobytes() == producer.read(layer, source.row(layer)).tobytes()
     moved = sum(one.block_bytes(layer) * ids.size for layer, ids in source.items())
-    assert sum(word.h2d_bytes for word in done) == moved
-    assert sum(word.d2h_bytes for word in done) == moved + 2 * one.block_bytes(3)
+    assert sum(report.h2d_bytes for report in done) == moved
+    assert sum(report.d2h_bytes for report in done) == moved + 2 * one.block_bytes(3)
 
 
 def test_more_ranks_than_heads_are_refused_and_the_only_shard_is_only_there_for_one() -> None:

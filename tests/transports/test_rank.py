@@ -1,4 +1,4 @@
-"""The rank's side: one word an operation, cancel is a promise, the floor forgets, memory is bounded."""
+"""The rank's side: one report an operation, cancel is a promise, the floor forgets, memory is bounded."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,11 +20,11 @@ def worker(world: Any) -> RankWorker:
     return RankWorker(world.device, rank=RANK, process_epoch=EPOCH)
 
 
-def words(reports: Sequence[Done]) -> list[tuple[int, str]]:
+def reports(reports: Sequence[Done]) -> list[tuple[int, str]]:
     return [(report.operation.operation_id, report.outcome) for report in reports]
 
 
-def test_g2_the_word_comes_after_the_copies_and_the_row(world: Any, worker: RankWorker) -> None:
+def test_g2_the_report_comes_after_the_copies_and_the_row(world: Any, worker: RankWorker) -> None:
     worker.perform([world.transfer(1, {0: [4, 5, 6]}, {0: [0, 1, 2]}, generation=3)])
     while world.device.queued:
         assert worker.poll() == []
@@ -43,7 +43,7 @@ def test_g2_the_word_comes_after_the_copies_and_the_row(world: Any, worker: Rank
     assert worker.poll() == []
 
 
-def test_a_repeated_start_does_no_work_and_repeats_the_word(world: Any, worker: RankWorker) -> None:
+def test_a_repeated_start_does_no_work_and_repeats_the_report(world: Any, worker: RankWorker) -> None:
     start = world.transfer(1, {0: [4]}, {0: [2]})
     worker.perform([start, start])  # the second one while the first is queued
     assert worker.poll() == []
@@ -61,17 +61,17 @@ def test_a_repeated_start_does_no_work_and_repeats_the_word(world: Any, worker: 
 def test_cancel_before_the_start_is_a_promise_to_refuse_it(world: Any, worker: RankWorker) -> None:
     before = world.device_bytes(0, 2)
     worker.perform([world.cancel(1)])
-    assert words(worker.poll()) == [(1, "cancelled")]
+    assert reports(worker.poll()) == [(1, "cancelled")]
     worker.perform([world.transfer(1, {0: [4]}, {0: [2]})])
     assert world.device.advance() == 0
-    assert words(worker.poll()) == [(1, "cancelled")]
+    assert reports(worker.poll()) == [(1, "cancelled")]
     assert world.device_bytes(0, 2) == before
 
 
 def test_cancel_of_a_queued_operation_stops_it(world: Any, worker: RankWorker) -> None:
     worker.perform([world.transfer(1, {0: [4]}, {0: [2]}), world.cancel(1)])
     assert world.device.advance() == 0
-    assert words(worker.poll()) == [(1, "cancelled")]
+    assert reports(worker.poll()) == [(1, "cancelled")]
 
 
 def test_cancel_of_a_started_operation_lets_it_finish_and_say_so(world: Any, worker: RankWorker) -> None:
@@ -80,9 +80,9 @@ def test_cancel_of_a_started_operation_lets_it_finish_and_say_so(world: Any, wor
     worker.perform([world.cancel(1)])
     assert worker.poll() == []
     world.device.advance()
-    assert words(worker.poll()) == [(1, "completed")]
+    assert reports(worker.poll()) == [(1, "completed")]
     worker.perform([world.cancel(1)])
-    assert words(worker.poll()) == [(1, "completed")]
+    assert reports(worker.poll()) == [(1, "completed")]
 
 
 def test_a_command_for_another_process_or_rank_is_not_obeyed(world: Any, worker: RankWorker) -> None:
@@ -107,14 +107,14 @@ def test_effects_of_others_are_passed_over(world: Any, worker: RankWorker) -> No
 def test_below_the_floor_a_rank_forgets_and_refuses(world: Any, worker: RankWorker) -> None:
     before = world.device_bytes(0, 2)
     worker.perform([world.cancel(1), world.cancel(2)])
-    assert words(worker.poll()) == [(1, "cancelled"), (2, "cancelled")]
+    assert reports(worker.poll()) == [(1, "cancelled"), (2, "cancelled")]
     worker.perform([world.transfer(5, {0: [4]}, {0: [3]}, floor=2)])
     assert worker.floor == 2
     assert worker.remembered == 2  # 2 and 5
     worker.perform([world.transfer(1, {0: [4]}, {0: [2]}, floor=1), world.cancel(1)])
     assert worker.floor == 2  # a command that was overtaken does not lower it
     world.device.advance()
-    assert words(worker.poll()) == [(5, "completed")]
+    assert reports(worker.poll()) == [(5, "completed")]
     assert world.device_bytes(0, 2) == before
     assert [note.what for note in worker.notes] == [
         "Transfer refused: below the floor 2",
@@ -125,11 +125,11 @@ def test_below_the_floor_a_rank_forgets_and_refuses(world: Any, worker: RankWork
     assert worker.poll() == []  # nobody waits for what lies below the floor
 
 
-def test_an_operation_that_runs_while_the_floor_passes_it_still_gets_its_word(world: Any, worker: RankWorker) -> None:
+def test_an_operation_that_runs_while_the_floor_passes_it_still_gets_its_report(world: Any, worker: RankWorker) -> None:
     worker.perform([world.transfer(1, {0: [4]}, {0: [2]})])
     worker.perform([world.transfer(2, {0: [5]}, {0: [3]}, row=1, floor=2)])
     world.device.advance()
-    assert words(worker.poll()) == [(1, "completed"), (2, "completed")]
+    assert reports(worker.poll()) == [(1, "completed"), (2, "completed")]
     worker.perform([world.transfer(3, {0: [5]}, {0: [4]}, floor=3)])
     assert worker.remembered == 1
 
@@ -138,7 +138,7 @@ def test_memory_stays_flat_while_the_floor_rises(world: Any, worker: RankWorker)
     for number in range(1, 200):
         worker.perform([world.transfer(number, {0: [4]}, {0: [number % 8]}, floor=number, generation=number)])
         world.device.advance()
-        assert words(worker.poll()) == [(number, "completed")]
+        assert reports(worker.poll()) == [(number, "completed")]
         worker.acknowledge(number)
         assert worker.remembered == 1
     assert worker.probe() == 0
@@ -167,7 +167,7 @@ def test_a_full_device_queue_performs_nothing(make_world: Any) -> None:
     assert world.device.queued == 0
 
 
-def test_a_word_is_repeated_on_probe_until_it_is_acknowledged(world: Any, worker: RankWorker) -> None:
+def test_a_report_is_repeated_on_probe_until_it_is_acknowledged(world: Any, worker: RankWorker) -> None:
     worker.perform([world.cancel(1), world.cancel(2)])
     sent = worker.poll()
     assert worker.poll() == []
@@ -175,24 +175,24 @@ def test_a_word_is_repeated_on_probe_until_it_is_acknowledged(world: Any, worker
     assert worker.poll() == sent
     worker.acknowledge(1)
     assert worker.probe() == 1
-    assert words(worker.poll()) == [(2, "cancelled")]
+    assert reports(worker.poll()) == [(2, "cancelled")]
     worker.perform([world.cancel(1)])  # acknowledged, yet not forgotten
-    assert words(worker.poll()) == [(1, "cancelled")]
+    assert reports(worker.poll()) == [(1, "cancelled")]
     worker.acknowledge(99)  # unknown: nothing to do
 
 
 def test_a_start_that_cannot_be_meant_fails_and_the_others_are_performed(world: Any, worker: RankWorker) -> None:
     worker.perform([world.transfer(1, {0: [99]}, {0: [2]}), world.transfer(2, {0: [4]}, {0: [3]}, row=1)])
     world.device.advance()
-    assert words(worker.poll()) == [(1, "failed"), (2, "completed")]
+    assert reports(worker.poll()) == [(1, "failed"), (2, "completed")]
     assert [note.what for note in worker.notes] == ["Transfer failed: source[0]: expected ids in [0, 12), got 99"]
 
 
-def test_a_failed_copy_is_a_failed_word_with_its_reason_noted(world: Any, worker: RankWorker) -> None:
+def test_a_failed_copy_is_a_failed_report_with_its_reason_noted(world: Any, worker: RankWorker) -> None:
     world.device.faults.fail.add(1)
     worker.perform([world.transfer(1, {0: [4]}, {0: [2]})])
     world.device.advance()
-    assert words(worker.poll()) == [(1, "failed")]
+    assert reports(worker.poll()) == [(1, "failed")]
     assert [note.what for note in worker.notes] == ["failed: InjectedFault: operation 1 was told to fail"]
 
 
@@ -215,16 +215,16 @@ class TwoWords:
         return [Completion(operation=one, outcome="completed") for one in (self.operation, self.operation, stranger)]
 
 
-def test_f2_a_word_is_written_once_whatever_the_device_says_later(world: Any) -> None:
+def test_f2_a_report_is_written_once_whatever_the_device_says_later(world: Any) -> None:
     start = world.transfer(1, {0: [4]}, {0: [2]})
     cancelled = RankWorker(TwoWords(start.operation), rank=RANK, process_epoch=EPOCH)  # type: ignore[arg-type]
     cancelled.perform([start, world.cancel(1)])
-    assert words(cancelled.poll()) == [(1, "cancelled")]
+    assert reports(cancelled.poll()) == [(1, "cancelled")]
     assert cancelled.probe() == 1
-    assert words(cancelled.poll()) == [(1, "cancelled")]
+    assert reports(cancelled.poll()) == [(1, "cancelled")]
     completed = RankWorker(TwoWords(start.operation), rank=RANK, process_epoch=EPOCH)  # type: ignore[arg-type]
     completed.perform([start])
-    assert words(completed.poll()) == [(1, "completed")]
+    assert reports(completed.poll()) == [(1, "completed")]
     assert completed.remembered == 1
     assert {note.what for note in completed.notes} == {"device reports completed for an operation that is not running"}
 
@@ -236,8 +236,8 @@ def test_notes_are_bounded(world: Any, worker: RankWorker) -> None:
 
 
 def test_rows_of_the_messages_are_not_kept_alive_by_the_memory(world: Any, worker: RankWorker) -> None:
-    """What a rank remembers of an operation is its word, whose size does not depend on the plan."""
+    """What a rank remembers of an operation is its report, whose size does not depend on the plan."""
     worker.perform([world.transfer(1, {0: [4]}, {0: [2]})])
     world.device.advance()
     worker.poll()
-    assert not any(isinstance(value, Rows) for word in worker._words.values() for value in structs.astuple(word))
+    assert not any(isinstance(value, Rows) for report in worker._reports.values() for value in structs.astuple(report))

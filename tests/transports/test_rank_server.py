@@ -1,4 +1,4 @@
-"""One rank behind a link: words until they are heard, whatever frames do on the way; nothing but the end ends it."""
+"""One rank behind a link: reports until they are heard, whatever frames do on the way; nothing but the end ends it."""
 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -76,7 +76,7 @@ class Rank:
         for message in messages:
             await self.link.send(encode(message))
 
-    def words(self) -> Counter[tuple[int, str]]:
+    def reports(self) -> Counter[tuple[int, str]]:
         return Counter((w.operation.operation_id, w.outcome) for w in self.heard if isinstance(w, Done))
 
     def copied(self) -> int:
@@ -111,75 +111,75 @@ async def soon(condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not come about")
 
 
-# ---- words
+# ---- reports
 
 
-async def test_it_announces_its_process_first_and_says_one_word_after_the_copies() -> None:
+async def test_it_announces_its_process_first_and_says_one_report_after_the_copies() -> None:
     async with serving(Rank()) as rank:
         await rank.send(transfer(1, 3))
-        await soon(lambda: bool(rank.words()))
+        await soon(lambda: bool(rank.reports()))
         assert rank.heard[0] == ProcessStarted(rank=RANK, process_epoch=EPOCH)
         assert rank.same(3)
         assert rank.worker.table(REQUEST, 0, 1, 0).tolist() == [3]
         await turns(3 * PROBE_TURNS)
-        assert rank.words() == {(1, "completed"): 1}, "a link that loses nothing is not asked twice"
+        assert rank.reports() == {(1, "completed"): 1}, "a link that loses nothing is not asked twice"
         assert rank.worker.unheard, "although nobody said that it was heard"
 
 
-async def test_g2_no_word_while_the_copy_is_held_back_and_the_word_when_it_is_let_go() -> None:
+async def test_g2_no_report_while_the_copy_is_held_back_and_the_report_when_it_is_let_go() -> None:
     async with serving(Rank()) as rank:
         rank.device.faults.hold.add(1)
         await rank.send(transfer(1, 3))
         await soon(lambda: rank.device.queued > 0)
         await turns(300)
-        assert (rank.words(), rank.copied()) == ({}, 0)
+        assert (rank.reports(), rank.copied()) == ({}, 0)
         rank.device.faults.hold.clear()
-        await soon(lambda: bool(rank.words()))
+        await soon(lambda: bool(rank.reports()))
         assert rank.same(3)
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_on_a_lossy_link_a_word_is_repeated_until_it_is_heard_and_the_work_is_done_once(seed: int) -> None:
+async def test_on_a_lossy_link_a_report_is_repeated_until_it_is_heard_and_the_work_is_done_once(seed: int) -> None:
     async with serving(Rank(Chaos(seed=seed, lose=0.6))) as rank:
         for _ in range(40):  # the start may be lost as well: its sender repeats it
             await rank.send(transfer(1, 3))
-        await soon(lambda: rank.words()[1, "completed"] >= 1)
+        await soon(lambda: rank.reports()[1, "completed"] >= 1)
         await soon(lambda: rank.worker.unheard)
         await turns(100)  # answers to the repeated starts
-        said = rank.words()[1, "completed"]
-        await soon(lambda: rank.words()[1, "completed"] >= said + 3)  # nobody asks, and still it repeats
+        said = rank.reports()[1, "completed"]
+        await soon(lambda: rank.reports()[1, "completed"] >= said + 3)  # nobody asks, and still it repeats
         while rank.worker.unheard:
             await rank.send(Heard(operation_id=1))
             await turns(5)
         await turns(50)
-        said = rank.words()[1, "completed"]
+        said = rank.reports()[1, "completed"]
         await turns(20 * PROBE_TURNS)
-        assert rank.words() == {(1, "completed"): said}, "heard: it is silent"
+        assert rank.reports() == {(1, "completed"): said}, "heard: it is silent"
         assert rank.copied() == 1
         assert rank.same(3)
 
 
-async def test_heard_words_are_not_repeated_and_the_others_are() -> None:
+async def test_heard_reports_are_not_repeated_and_the_others_are() -> None:
     async with serving(Rank(Chaos(seed=3, lose=1e-9))) as rank:  # lossy by name; nothing is lost
         await rank.send(transfer(1, 3), transfer(2, 4, row=1))
-        await soon(lambda: len(rank.words()) == 2)
+        await soon(lambda: len(rank.reports()) == 2)
         await rank.send(Heard(operation_id=1), Heard(operation_id=99))
-        await soon(lambda: rank.words()[2, "completed"] >= 4)
-        assert rank.words()[1, "completed"] <= 2
+        await soon(lambda: rank.reports()[2, "completed"] >= 4)
+        assert rank.reports()[1, "completed"] <= 2
         assert rank.worker.unheard
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_late_doubled_and_reordered_frames_do_the_work_once_and_every_word_agrees(seed: int) -> None:
+async def test_late_doubled_and_reordered_frames_do_the_work_once_and_every_report_agrees(seed: int) -> None:
     async with serving(Rank(Chaos(seed=seed, duplicate=0.4, delay=6))) as rank:
         await rank.send(*(transfer(number, number % 8, row=number) for number in range(1, 9)))
-        await soon(lambda: len(rank.words()) == 8)
+        await soon(lambda: len(rank.reports()) == 8)
         await turns(200)
-        assert set(rank.words()) == {(number, "completed") for number in range(1, 9)}
+        assert set(rank.reports()) == {(number, "completed") for number in range(1, 9)}
         assert rank.copied() == 8
-        for word in rank.heard:
-            if isinstance(word, Done):
-                assert (word.h2d_bytes, word.table_updates) == (BLOCK_BYTES, 1)
+        for report in rank.heard:
+            if isinstance(report, Done):
+                assert (report.h2d_bytes, report.table_updates) == (BLOCK_BYTES, 1)
 
 
 # ---- frames that cannot be
@@ -198,8 +198,8 @@ async def test_a_bad_frame_is_noted_and_the_next_one_is_performed(bad: bytes) ->
         await rank.send(transfer(1, 3))
         await rank.link.send(bad)
         await rank.send(transfer(2, 4, row=1))
-        await soon(lambda: len(rank.words()) == 2)
-        assert rank.words() == {(1, "completed"): 1, (2, "completed"): 1}
+        await soon(lambda: len(rank.reports()) == 2)
+        assert rank.reports() == {(1, "completed"): 1, (2, "completed"): 1}
         assert [note.operation for note in rank.worker.notes] == [None, None]
         assert all(f"frame of {len(bad)} bytes: " in note.what for note in rank.worker.notes)
 
@@ -207,8 +207,8 @@ async def test_a_bad_frame_is_noted_and_the_next_one_is_performed(bad: bytes) ->
 async def test_a_command_that_makes_no_sense_fails_alone() -> None:
     async with serving(Rank()) as rank:
         await rank.send(transfer(1, 99), transfer(2, 4))
-        await soon(lambda: len(rank.words()) == 2)
-        assert rank.words() == {(1, "failed"): 1, (2, "completed"): 1}
+        await soon(lambda: len(rank.reports()) == 2)
+        assert rank.reports() == {(1, "failed"): 1, (2, "completed"): 1}
 
 
 async def test_a_command_without_room_is_noted_and_the_rank_goes_on() -> None:
@@ -221,7 +221,7 @@ async def test_a_command_without_room_is_noted_and_the_rank_goes_on() -> None:
             "Cancel 3 refused: rank memory is full: the limit is 1",
         ]
         rank.device.faults.hold.clear()
-        await soon(lambda: rank.words() == {(1, "completed"): 1})
+        await soon(lambda: rank.reports() == {(1, "completed"): 1})
 
 
 # ---- ends
@@ -237,7 +237,7 @@ async def test_a_killed_process_does_nothing_more_and_the_next_one_refuses_its_c
         rank.device.faults.hold.clear()
         await rank.send(transfer(2, 4, row=1))
         await turns(3 * PROBE_TURNS)
-        assert (rank.words(), rank.copied(), rank.ended) == ({}, 0, False)
+        assert (rank.reports(), rank.copied(), rank.ended) == ({}, 0, False)
     async with serving(Rank(epoch=EPOCH + 1)) as again:
         await again.send(transfer(1, 3), cancel(1))
         await soon(lambda: len(again.worker.notes) == 2)
@@ -253,7 +253,7 @@ async def test_the_end_of_the_link_ends_it_also_while_it_works_or_repeats() -> N
             if hold:
                 rank.device.faults.hold.add(1)
             await rank.send(transfer(1, 3))
-            await soon(lambda rank=rank: rank.device.queued > 0 or bool(rank.words()))
+            await soon(lambda rank=rank: rank.device.queued > 0 or bool(rank.reports()))
         assert rank.ended
 
 
@@ -268,14 +268,14 @@ async def test_a_link_that_is_closed_already_ends_it_at_once() -> None:
 async def test_a_closed_life_is_forgotten_when_nothing_of_it_is_queued() -> None:
     async with serving(Rank()) as rank:
         await rank.send(transfer(1, 3))
-        await soon(lambda: bool(rank.words()))
+        await soon(lambda: bool(rank.reports()))
         rank.device.faults.hold.add(2)
         await rank.send(transfer(2, 4, row=1), Forget(request=REQUEST))
         await soon(lambda: rank.device.queued > 0)
         await turns(20)
         assert rank.worker.table(REQUEST, 0, 1, 0).tolist() == [3], "not while an operation is queued"
         rank.device.faults.hold.clear()
-        await soon(lambda: len(rank.words()) == 2)
+        await soon(lambda: len(rank.reports()) == 2)
         await rank.send(Heard(operation_id=2))  # it tries again with the next message
         await turns(20)
         with pytest.raises(LayoutError):

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from kvsweep.kernels import Packing
-from kvsweep.kernels.cuda.driver import Driver, Event, PinnedMemory, Stream
+from kvsweep.kernels.cuda.api import CudaDriver, Event, PinnedMemory, Stream
 from kvsweep.kernels.cuda.launch import Launcher
 from kvsweep.kernels.cuda.rows import (
     Pool,
@@ -74,7 +74,7 @@ class Copies:
 
     def __init__(
         self,
-        driver: Driver,
+        driver: CudaDriver,
         launcher: Launcher,
         memory: CudaMemory,
         cpu: BlockMemory,

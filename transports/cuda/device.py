@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy.typing as npt
 
 from kvsweep.kernels import Packing
-from kvsweep.kernels.cuda.driver import Driver, Event, Stream
+from kvsweep.kernels.cuda.api import CudaDriver, Event, Stream
 from kvsweep.kernels.cuda.errors import CudaError
 from kvsweep.kernels.cuda.launch import Launcher
 from kvsweep.kernels.cuda.rows import descriptor_bytes
@@ -32,8 +32,7 @@ from kvsweep.transports.cuda.staging import EventRing, mark, passed
 from kvsweep.transports.cuda.tables import CudaTables, TableAddress
 from kvsweep.transports.device import Completion, DeviceLost, DeviceWork
 from kvsweep.transports.host import FAILURES_KEPT, Faults
-from kvsweep.transports.served_rows import ServedRows
-from kvsweep.transports.tables import TableRows
+from kvsweep.transports.tables import ServedRows, TableRows
 
 LEAST_BLOCKS = 32
 """Blocks that a descriptor holds at least."""
@@ -81,7 +80,7 @@ class CudaDevice(ServedRows):
 
     def __init__(
         self,
-        driver: Driver,
+        driver: CudaDriver,
         layout: Layout,
         *,
         cpu: BlockMemory,

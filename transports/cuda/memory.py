@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsweep.kernels import Packing
-from kvsweep.kernels.cuda.driver import DeviceArray, DeviceMemory, Driver
+from kvsweep.kernels.cuda.api import CudaDriver, DeviceArray, DeviceMemory
 from kvsweep.kernels.cuda.launch import Launcher
 from kvsweep.kernels.cuda.rows import ALIGNMENT, Pool, descriptor_bytes, poison_rows, write_descriptor
 from kvsweep.ledger.errors import LayoutError
@@ -30,7 +30,7 @@ class CudaMemory(BlockSpace):
 
     def __init__(
         self,
-        driver: Driver,
+        driver: CudaDriver,
         layout: Layout,
         blocks: Sequence[int] | None = None,
         *,
@@ -133,7 +133,7 @@ class CudaMemory(BlockSpace):
         return self.pools[group].layer(at) + block * self.pools[group].block_bytes
 
 
-def _borrow(driver: Driver, group: int, array: object) -> DeviceArray:
+def _borrow(driver: CudaDriver, group: int, array: object) -> DeviceArray:
     found = driver.borrow(array)
     if found is None or found.dtype != "uint8" or len(found.shape) != 3 or not found.contiguous or not found.writable:
         got = type(array).__name__ if found is None else f"{found.dtype} of shape {found.shape}"

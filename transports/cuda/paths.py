@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from kvsweep.kernels.cuda.driver import Driver
+from kvsweep.kernels.cuda.api import CudaDriver
 from kvsweep.kernels.cuda.launch import Launcher
 from kvsweep.kernels.cuda.rows import Pool, RowBatch, descriptor_bytes, transfer_rows, write_descriptor
 from kvsweep.ledger.errors import LayoutError
@@ -93,7 +93,7 @@ def merge_runs(batch: RowBatch) -> Runs:
 
 
 def calibrate(
-    driver: Driver,
+    driver: CudaDriver,
     launcher: Launcher,
     clock: Callable[[], float],
     *,

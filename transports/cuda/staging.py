@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from kvsweep.kernels.cuda.driver import DeviceMemory, Driver, Event, PinnedMemory, Stream
+from kvsweep.kernels.cuda.api import CudaDriver, DeviceMemory, Event, PinnedMemory, Stream
 from kvsweep.kernels.cuda.errors import CudaError
 from kvsweep.ledger.errors import LayoutError
 from kvsweep.transports.device import DeviceLost
 
 
-def mark(driver: Driver, event: Event, stream: Stream) -> None:
+def mark(driver: CudaDriver, event: Event, stream: Stream) -> None:
     """Record an event. Raises DeviceLost: what was queued without a mark could never be known to have run."""
     try:
         driver.record(event, stream)
@@ -16,7 +16,7 @@ def mark(driver: Driver, event: Event, stream: Stream) -> None:
         raise DeviceLost(str(error)) from error
 
 
-def passed(driver: Driver, event: Event) -> bool:
+def passed(driver: CudaDriver, event: Event) -> bool:
     """Whether what the event marks has run. Raises DeviceLost where the device cannot tell."""
     try:
         return driver.done(event)
@@ -42,7 +42,7 @@ class RingSlot:
 class EventRing:
     """Slots handed out in turn. One that the device may still read or write is never handed out."""
 
-    def __init__(self, driver: Driver, *, slots: int, slot_bytes: int, pinned: bool = True) -> None:
+    def __init__(self, driver: CudaDriver, *, slots: int, slot_bytes: int, pinned: bool = True) -> None:
         """Raises LayoutError below 1 slot of 1 byte, OutOfDeviceMemory where they do not fit."""
         if slots < 1 or slot_bytes < 1:
             raise LayoutError("staging", "at least 1 slot of at least 1 byte", f"{slots} of {slot_bytes} bytes")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvsweep.kernels.cuda.driver import DeviceMemory, Driver, Stream
+from kvsweep.kernels.cuda.api import CudaDriver, DeviceMemory, Stream
 from kvsweep.kernels.cuda.launch import Launcher
 from kvsweep.ledger.errors import LayoutError
 from kvsweep.ledger.ids import Int32, Physical, RequestKey, Rows
@@ -38,7 +38,7 @@ class CudaTables:
     shown  the host's side
     """
 
-    def __init__(self, driver: Driver, layers: tuple[int, ...], *, rows: int, slots: int) -> None:
+    def __init__(self, driver: CudaDriver, layers: tuple[int, ...], *, rows: int, slots: int) -> None:
         """layers: active ones, in order; rows: over all requests; slots: of one layer in one row, at most."""
         if slots < 1:
             raise LayoutError("table_slots", "at least 1", str(slots))

@@ -1,4 +1,4 @@
-"""Faults of the way back, for tests: a rank's words are lost, said twice, or late. Seeded, so that runs repeat."""
+"""Faults of the way back, for tests: a rank's reports are lost, sent twice, or late. Seeded, so that runs repeat."""
 
 import random
 from typing import Annotated
@@ -25,7 +25,7 @@ class FaultSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class FaultyWay:
-    """Carries completions as the settings say. A lost word is said again when the rank is probed."""
+    """Carries completions as the settings say. A lost report is sent again when the rank is probed."""
 
     def __init__(self, settings: FaultSettings, *, rank: int) -> None:
         self.settings = settings
@@ -34,24 +34,24 @@ class FaultyWay:
         self._late: list[tuple[int, Completion]] = []
         self._turn = 0
 
-    def carry(self, words: list[Completion]) -> list[Completion]:
-        """What arrives in this step of `words` and of those that are late."""
+    def carry(self, reports: list[Completion]) -> list[Completion]:
+        """What arrives in this step of `reports` and of those that are late."""
         self._turn += 1
         if not self.settings.any:
-            return words
-        due = [word for turn, word in self._late if turn <= self._turn]
-        self._late = [(turn, word) for turn, word in self._late if turn > self._turn]
-        for word in words:
+            return reports
+        due = [report for turn, report in self._late if turn <= self._turn]
+        self._late = [(turn, report) for turn, report in self._late if turn > self._turn]
+        for report in reports:
             draw = self._random.random()
             if draw < self.settings.drop:
                 self.dropped += 1
             elif draw < self.settings.drop + self.settings.duplicate:
                 self.duplicated += 1
-                due += [word, word]
-                self._late.append((self._turn + self.settings.delay_steps, word))
+                due += [report, report]
+                self._late.append((self._turn + self.settings.delay_steps, report))
             elif draw < self.settings.drop + self.settings.duplicate + self.settings.delay:
                 self.delayed += 1
-                self._late.append((self._turn + self.settings.delay_steps, word))
+                self._late.append((self._turn + self.settings.delay_steps, report))
             else:
-                due.append(word)
+                due.append(report)
         return due

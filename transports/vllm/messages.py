@@ -29,7 +29,7 @@ class StepMeta(Struct, frozen=True, kw_only=True):
     step: int
     poison: tuple[int, ...] = ()  # blocks that were given back and that nobody reads: overwritten where that is wanted
     frames: tuple[bytes, ...] = ()  # commands for ranks, in order
-    heard: tuple[tuple[int, int], ...] = ()  # (rank, operation) whose word has arrived
+    heard: tuple[tuple[int, int], ...] = ()  # (rank, operation) whose report has arrived
     forget: tuple[RequestKey, ...] = ()  # closed lives
     handed: tuple[Handed, ...] = ()
     score: tuple[tuple[RequestKey, int, int], ...] = ()  # (request, its first blocks to score, id of its last block)
@@ -37,9 +37,9 @@ class StepMeta(Struct, frozen=True, kw_only=True):
 
 
 class Completion(Struct, frozen=True, kw_only=True):
-    """A rank's terminal word on one operation, with what it copied and the digest of those bytes.
+    """A rank's terminal report on one operation, with what it copied and the digest of those bytes.
 
-    Two words on one operation by one rank in one process that differ in bytes or digest contradict each other.
+    Two reports on one operation by one rank in one process that differ in bytes or digest contradict each other.
     """
 
     done: Done

@@ -16,7 +16,7 @@ from kvsweep.transports.vllm.scoring import Scoring
 from kvsweep.transports.wire import BadFrame, decode_to_rank
 
 PROBE_STEPS = 8
-"""Steps after which words that nobody has heard are said again."""
+"""Steps after which reports that nobody has heard are sent again."""
 
 
 class WorkerHalf:
@@ -120,13 +120,13 @@ class WorkerHalf:
         if self._turn % PROBE_STEPS == 0 and self.worker.unheard:
             self.worker.probe()
         digests = self.device.digests
-        words = [
+        reports = [
             Completion(done=done, digest=digests.get(done.operation.operation_id, "")) for done in self.worker.poll()
         ]
         step = self._meta.step if self._meta is not None else 0
         return Ack(
             steps=((self.rank, step),),
-            completions=tuple(self._way.carry(words)),
+            completions=tuple(self._way.carry(reports)),
             scores=self.scoring.take() if self.scoring is not None else (),
             counts=((self.rank, tuple(self.counts().items())),),
         )

@@ -20,11 +20,11 @@ from msgspec import Struct
 
 from kvsweep.ledger.events import Event
 from kvsweep.ledger.fold import apply
-from kvsweep.ledger.folding import Folding
 from kvsweep.ledger.state import EMPTY, State
 from kvsweep.ledger.store.codec import decode_group, encode_batch, encode_group
 from kvsweep.ledger.store.digest import Digest
 from kvsweep.ledger.store.encoding import encode_part, why_not_native
+from kvsweep.ledger.store.folding import Folding
 from kvsweep.ledger.store.log import Piece, Snapshot
 from kvsweep.ledger.store.open import open_log
 from kvsweep.ledger.store.sqlite import SqliteLog
@@ -40,7 +40,6 @@ from kvsweep.scenarios.measure.bench.log_peers import (
     RowByRow,
     available,
 )
-from kvsweep.scenarios.measure.bench.log_report import LogReport, LogRow
 from kvsweep.scenarios.measure.bench.measure import CLOCKS, Clock
 
 SEED = 20260916
@@ -56,6 +55,32 @@ class Sizes(Struct, frozen=True):
     life: int = 100  # events of a life
     peer_lives: int = 2_000
     requests: int = 64  # of the recorded run
+
+
+class LogRow(Struct, frozen=True, kw_only=True):
+    """Ours against one peer, medians or the named quantile over the same rounds of one run.
+
+    `limit` is the goal in words and `limit_ms` the most that ours may take by it; 1 and more of `of_limit` meets it.
+    """
+
+    path: str
+    size: str
+    ours_ms: float
+    peer: str
+    peer_ms: float
+    ratio: float  # peer_ms / ours_ms
+    limit: str
+    limit_ms: float
+    of_limit: float  # limit_ms / ours_ms
+
+
+class LogReport(Struct, frozen=True, kw_only=True):
+    """`figures` has what is no time: bytes, events a second and losses. `not_run` says why a peer was left out."""
+
+    machine: dict[str, str | int]
+    rows: list[LogRow]
+    figures: dict[str, float]
+    not_run: dict[str, str]
 
 
 QUICK = Sizes(rounds=1, appended=2_000, groups=4, lives=40, life=20, peer_lives=10, requests=2)

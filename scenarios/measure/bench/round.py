@@ -16,7 +16,6 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from msgspec import Struct
-from rich.table import Table
 
 from kvsweep.kernels.table import Kernels, choose_kernels, describe
 from kvsweep.ledger.ids import Logical, Operation, RequestKey, Rows, int32_bytes, no_rows
@@ -32,7 +31,8 @@ from kvsweep.ledger.messages import (
 )
 from kvsweep.runtime.core.core import Core
 from kvsweep.runtime.core.upload_plan import keep_slots
-from kvsweep.runtime.driver import Driver, World
+from kvsweep.runtime.driver import Driver
+from kvsweep.runtime.run_config import RunConfig
 from kvsweep.runtime.selection import select_blocks
 from kvsweep.runtime.settings import Settings
 
@@ -142,7 +142,7 @@ class RoundBench:
             transfer={"deadline_s": 600.0},
         )
         self.kernels: Any = TimedKernels(choose_kernels(settings.kernels.choice), self.lap)
-        self.world = World(
+        self.config = RunConfig(
             layout=self.layout,
             ranks=tuple((rank, 1 + rank) for rank in range(size.ranks)),
             producer_epoch=1,
@@ -150,7 +150,7 @@ class RoundBench:
             cpu_full_blocks=size.requests * size.blocks,
             cpu_total_blocks=size.requests * size.blocks,
         )
-        self.driver = Driver.open(settings, self.world)
+        self.driver = Driver.open(settings, self.config)
         self.driver.core = Core(settings, state=self.driver.state, kernels=self.kernels)
         self.scores: dict[RequestKey, np.ndarray] = {}
         self.revision = 0
@@ -226,9 +226,9 @@ class RoundBench:
         if operation is None:
             raise LookupError("nothing was started")
         self._take_back()
-        for rank, epoch in self.world.ranks:  # each knows its own: nobody asks the coordinator
+        for rank, epoch in self.config.ranks:  # each knows its own: nobody asks the coordinator
             driver.handle(Done(operation=operation, rank=rank, process_epoch=epoch, outcome="completed"))
-        driver.handle(Acknowledged(operation=operation, process_epoch=self.world.producer_epoch))
+        driver.handle(Acknowledged(operation=operation, process_epoch=self.config.producer_epoch))
         self._take_back()
 
     def _take_back(self) -> None:
@@ -306,12 +306,3 @@ def run_round_bench(
         "rounds": rounds,
     }
     return RoundReport(machine=machine, rows=rows)
-
-
-def round_table(report: RoundReport) -> Table:
-    table = Table("part", "size", "median ms", "p99 ms", "limit", "of limit")
-    table.title = f"bench round: {', '.join(str(value) for value in report.machine.values())}"
-    for row in report.rows:
-        of_limit = "" if row.of_limit is None else f"{row.of_limit:.2f}"
-        table.add_row(row.path, row.size, f"{row.ours_ms:,.4g}", f"{row.p99_ms:,.4g}", row.limit, of_limit)
-    return table

@@ -1,11 +1,11 @@
-"""Runs one benchmark and shows it: the machine, and a row for every path, size and peer."""
+"""Runs one benchmark of kernels: the machine, and a row for every path, size and peer."""
 
 from __future__ import annotations
 
 import os
 import platform
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -13,18 +13,15 @@ from typing import Literal
 import numpy as np
 import torch
 from msgspec import Struct
-from rich.table import Table
 
 from kvsweep.kernels import KernelArgumentError
 from kvsweep.kernels.compiled import ISAS, Isa, NativeKernels
-from kvsweep.scenarios.measure.bench import planner, retain, selector, unpack
+from kvsweep.scenarios.measure.bench import planning, unpack
 from kvsweep.scenarios.measure.bench.measure import Case, Clock, Row, one_core, rows_of
 from kvsweep.scenarios.measure.bench.moving import Moving
 
 Name = Literal["planner", "selector", "gather", "scatter", "unpack", "retain"]
 SEED = 20260916
-WIDE = 220
-"""Characters that a table of every column needs."""
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -63,8 +60,13 @@ def cases(name: Name, native: NativeKernels, *, quick: bool) -> Iterator[Case]:
         return Moving(native, rng, quick=quick).gathers()
     if name == "scatter":
         return Moving(native, rng, quick=quick).scatters()
-    modules = {"planner": planner.cases, "selector": selector.cases, "unpack": unpack.cases, "retain": retain.cases}
-    return modules[name](native, rng, quick=quick)
+    made = {
+        "planner": planning.planner_cases,
+        "selector": planning.selector_cases,
+        "retain": planning.retain_cases,
+        "unpack": unpack.cases,
+    }
+    return made[name](native, rng, quick=quick)
 
 
 def machine(native: NativeKernels) -> dict[str, str | int]:
@@ -87,32 +89,3 @@ def _processor() -> str:
     except OSError:
         found = None
     return found[1].strip() if found else platform.processor() or platform.machine()
-
-
-def report_table(name: str, report: Report, width: int) -> Table:
-    """All columns where they fit into `width` characters, else what the goals are about; --json has everything."""
-    columns: dict[str, Callable[[Row], str]] = {
-        "path": lambda row: row.path,
-        "size": lambda row: row.size,
-        "ours ms": lambda row: f"{row.ours_ms:,.4g}",
-        "peer": lambda row: row.peer,
-        "peer ms": lambda row: f"{row.peer_ms:,.4g}",
-        "ratio": lambda row: f"{row.ratio:,.2f}",
-        "limit": lambda row: row.limit,
-        "of limit": lambda row: f"{row.of_limit:.2f}",
-        "memcpy": lambda row: f"{row.memcpy_ms:,.4g}",
-        "stream copy": lambda row: f"{row.stream_copy_ms:,.4g}",
-        "one read": lambda row: f"{row.read_ms:,.4g}",
-        "peak KiB": lambda row: _kib(row.ours_peak_bytes),
-        "peer KiB": lambda row: _kib(row.peer_peak_bytes),
-    }
-    if width < WIDE:
-        columns = {title: columns[title] for title in ("path", "size", "ours ms", "peer", "ratio", "of limit")}
-    table = Table(*columns, title=f"bench {name}: {', '.join(str(value) for value in report.machine.values())}")
-    for row in report.rows:
-        table.add_row(*(text(row) for text in columns.values()))
-    return table
-
-
-def _kib(size: int | None) -> str:
-    return "?" if size is None else f"{size >> 10:,}"

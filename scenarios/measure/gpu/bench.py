@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvsweep.kernels.cuda.driver import DeviceMemory, Driver
+from kvsweep.kernels.cuda.api import CudaDriver, DeviceMemory
 from kvsweep.kernels.cuda.kernels import CudaKernels
 from kvsweep.kernels.cuda.simulated import SimulatedDriver
 
@@ -55,7 +55,7 @@ class Bench:
     small  sizes that a simulation gets through in seconds
     """
 
-    driver: Driver
+    driver: CudaDriver
     small: bool
 
     def __post_init__(self) -> None:

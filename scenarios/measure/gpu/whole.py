@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from kvsweep.kernels.cuda.driver import Driver
+from kvsweep.kernels.cuda.api import CudaDriver
 from kvsweep.scenarios.demo.bundle import Bundle
 from kvsweep.scenarios.demo.devices import MakeDevice, cuda_devices, describe_driver, host_device
 from kvsweep.scenarios.demo.model import LayerShape, ModelConfig
@@ -43,7 +43,7 @@ def smollm2_shaped() -> ModelConfig:
     )
 
 
-def check_whole(driver: Driver, folder: Path, *, small: bool) -> list[dict[str, Any]]:
+def check_whole(driver: CudaDriver, folder: Path, *, small: bool) -> list[dict[str, Any]]:
     """One record a path over the link and way of retaining; the model runs on the CPU, its KV is on the device."""
     torch.set_num_threads(1)  # as when a model is loaded: the low bits depend on their number
     config = synthetic_config() if small else smollm2_shaped()
@@ -55,7 +55,7 @@ def check_whole(driver: Driver, folder: Path, *, small: bool) -> list[dict[str, 
 
 
 def _compare(
-    driver: Driver, folder: Path, bundle: Bundle, retain: Retain, paths: tuple[PathWish, ...], small: bool
+    driver: CudaDriver, folder: Path, bundle: Bundle, retain: Retain, paths: tuple[PathWish, ...], small: bool
 ) -> list[dict[str, Any]]:
     prompt, block = (128, 8) if small else (384, 16)
     options = DemoOptions(synthetic=True, prompt_tokens=prompt, tokens=24, block_size=block, every=4, retain=retain)

@@ -15,8 +15,7 @@ from kvsweep.scenarios.measure.vllm.judge import (
     pool_faults,
     summary_faults,
 )
-from kvsweep.scenarios.measure.vllm.kit import Kit, granted_most
-from kvsweep.scenarios.measure.vllm.workload import prompts
+from kvsweep.scenarios.measure.vllm.kit import Kit, granted_most, prompts
 
 TOP: Final = 20  # logprobs of each position
 QUALITY: Final[dict[str, Any]] = {"blocks": 400, "context": 1024, "requests": 8, "chunked": 512, "logprobs": TOP}

@@ -6,8 +6,7 @@ from typing import Any, Final
 
 from kvsweep.scenarios.measure.vllm.job import BLOCK, Batch, Engine, Ran
 from kvsweep.scenarios.measure.vllm.judge import MARGIN, SAME_ATTENTION, compare, pool_faults, summary_faults
-from kvsweep.scenarios.measure.vllm.kit import Kit
-from kvsweep.scenarios.measure.vllm.workload import prompts
+from kvsweep.scenarios.measure.vllm.kit import Kit, prompts
 
 REQUESTS: Final = 16
 TOKENS: Final = 96

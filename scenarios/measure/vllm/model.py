@@ -10,8 +10,7 @@ import torch
 
 from kvsweep.scenarios.measure.vllm.job import Batch
 from kvsweep.scenarios.measure.vllm.judge import MARGIN
-from kvsweep.scenarios.measure.vllm.kit import Kit
-from kvsweep.scenarios.measure.vllm.workload import prompts
+from kvsweep.scenarios.measure.vllm.kit import Kit, prompts
 
 TOKENS: Final = 32
 

@@ -6,8 +6,7 @@ from typing import Any, Final
 
 from kvsweep.scenarios.measure.vllm.job import Batch
 from kvsweep.scenarios.measure.vllm.judge import decode_step, median_interval
-from kvsweep.scenarios.measure.vllm.kit import BATCH_S, FINISH_S, Kit
-from kvsweep.scenarios.measure.vllm.workload import prompts
+from kvsweep.scenarios.measure.vllm.kit import BATCH_S, FINISH_S, Kit, prompts
 
 PAIRS: Final = 12
 GOAL: Final = 1.05

@@ -18,12 +18,12 @@ from kvsweep.scenarios.verify.checkers.lives import Attempt
 LAW: Final = "acknowledgements"
 PRODUCER: Final = -1
 LIVES_KEPT: Final = 4096
-WORDS: Final = ("completed", "failed", "cancelled")
+OUTCOMES: Final = ("completed", "failed", "cancelled")
 Expected = Literal["applied", "duplicate", "stale", "future", "conflict"]
 
 
 class Arrived(NamedTuple):
-    """A terminal word on its way in. rank is -1 for the producer."""
+    """A terminal report on its way in. rank is -1 for the producer."""
 
     operation: Operation
     rank: int
@@ -58,58 +58,64 @@ class Acks(Breaks):
 
     # ---- arrivals
 
-    def arrived(self, word: Done | Acknowledged) -> Expected:
-        """A peer's word reached the coordinator. Returns what has to become of it."""
-        if isinstance(word, Done):
-            expected = self._of_rank(word)
-            self._pending = Arrived(word.operation, word.rank, word.process_epoch, word.outcome, expected)
+    def arrived(self, report: Done | Acknowledged) -> Expected:
+        """A peer's report reached the coordinator. Returns what has to become of it."""
+        if isinstance(report, Done):
+            expected = self._of_rank(report)
+            self._pending = Arrived(report.operation, report.rank, report.process_epoch, report.outcome, expected)
         else:
-            expected = self._of_producer(word)
-            self._pending = Arrived(word.operation, PRODUCER, word.process_epoch, "acknowledged", expected)
+            expected = self._of_producer(report)
+            self._pending = Arrived(report.operation, PRODUCER, report.process_epoch, "acknowledged", expected)
         return expected
 
     def answered(self) -> None:
-        """The turn that heard the word is over: exactly one record of it has been made."""
+        """The turn that heard the report is over: exactly one record of it has been made."""
         if self._pending is not None:
             left, self._pending = self._pending, None
-            self.add(LAW, f"nothing was recorded for {_words(left)}, expected {left.expected}")
+            self.add(LAW, f"nothing was recorded for {_described(left)}, expected {left.expected}")
 
-    def _of_rank(self, word: Done) -> Expected:
-        operation, known = word.operation, self._ranks.get(word.rank)
+    def _of_rank(self, report: Done) -> Expected:
+        operation, known = report.operation, self._ranks.get(report.rank)
         books = self._books.get(operation.request.request_id)
         latest = books.key.request_epoch if books else self._highest_epoch
         epoch = operation.request.request_epoch
         if books is not None and (epoch < latest or (epoch == latest and books.closed)):
             return "stale"
-        if operation.operation_id >= self._next or epoch > latest or (known is not None and word.process_epoch > known):
+        if (
+            operation.operation_id >= self._next
+            or epoch > latest
+            or (known is not None and report.process_epoch > known)
+        ):
             return "future"
         attempt = books.attempts.get(operation.operation_id) if books else None
         if attempt is None:
             closed = list(books.last.values()) if books else []
-            repeated = any(one.operation == operation and one.words.get(word.rank) == word.outcome for one in closed)
+            repeated = any(
+                one.operation == operation and one.reports.get(report.rank) == report.outcome for one in closed
+            )
             return "duplicate" if repeated else "stale"
-        if attempt.operation != operation or word.rank not in attempt.ranks or word.outcome not in WORDS:
+        if attempt.operation != operation or report.rank not in attempt.ranks or report.outcome not in OUTCOMES:
             return "conflict"
-        if known is not None and (word.process_epoch < known or word.rank in self._lost):
+        if known is not None and (report.process_epoch < known or report.rank in self._lost):
             return "stale"
-        if word.process_epoch != attempt.ranks[word.rank]:
+        if report.process_epoch != attempt.ranks[report.rank]:
             return "conflict"
-        if word.rank in attempt.words:
-            return "duplicate" if attempt.words[word.rank] == word.outcome else "conflict"
+        if report.rank in attempt.reports:
+            return "duplicate" if attempt.reports[report.rank] == report.outcome else "conflict"
         return "applied"
 
-    def _of_producer(self, word: Acknowledged) -> Expected:
-        operation = word.operation
+    def _of_producer(self, report: Acknowledged) -> Expected:
+        operation = report.operation
         books = self._books.get(operation.request.request_id)
         latest = books.key.request_epoch if books else self._highest_epoch
         epoch = operation.request.request_epoch
-        if operation.operation_id >= self._next or epoch > latest or word.process_epoch > self._producer:
+        if operation.operation_id >= self._next or epoch > latest or report.process_epoch > self._producer:
             return "future"
         if books is None or books.key != operation.request:
             return "stale"
         attempt = books.attempts.get(operation.operation_id)
         waits = attempt is not None and attempt.operation == operation and books.awaited.get(operation.operation_id)
-        if waits and word.process_epoch == self._producer:
+        if waits and report.process_epoch == self._producer:
             return "applied"
         closed = [one.operation for lane, one in books.last.items() if lane != "store"]
         return "duplicate" if operation in closed else "stale"
@@ -208,17 +214,17 @@ class Acks(Breaks):
             return Attempt(event.operation, "upload")
         return found
 
-    def _record(self, attempt: Attempt, rank: int, word: str) -> None:
+    def _record(self, attempt: Attempt, rank: int, report: str) -> None:
         number = attempt.operation.operation_id
         if rank not in attempt.ranks:
             self.add(LAW, f"rank {rank} is recorded for operation {number}, which was sent to {sorted(attempt.ranks)}")
-        if rank in attempt.words:
+        if rank in attempt.reports:
             self.add(LAW, f"rank {rank} is recorded twice for operation {number}")
-        attempt.words[rank] = word
+        attempt.reports[rank] = report
 
     def _complete(self, books: _Books, event: Any) -> None:
         attempt = self._attempt(books, event)
-        missing = [rank for rank in attempt.ranks if attempt.words.get(rank) != "completed"]
+        missing = [rank for rank in attempt.ranks if attempt.reports.get(rank) != "completed"]
         if missing or not attempt.ranks:
             self.add(LAW, f"{type(event).__name__} while ranks {missing} of {sorted(attempt.ranks)} have not completed")
         if isinstance(event, e.StoreCompleted):
@@ -233,7 +239,7 @@ class Acks(Breaks):
     # ---- verdicts
 
     def _judge(self, event: Event) -> None:
-        """Hold a record of an acknowledgement against the word that arrived."""
+        """Hold a record of an acknowledgement against the report that arrived."""
         found = _recorded(event)
         if found is None:
             return
@@ -242,13 +248,13 @@ class Acks(Breaks):
             self.add(LAW, f"{type(event).__name__} is recorded and nothing had arrived")
             return
         if found[:4] != pending[:4]:
-            self.add(LAW, f"{_words(pending)} arrived, recorded is {found[:4]}")
+            self.add(LAW, f"{_described(pending)} arrived, recorded is {found[:4]}")
         if found.expected != pending.expected:
-            self.add(LAW, f"{_words(pending)} is {found.expected}, expected {pending.expected}")
+            self.add(LAW, f"{_described(pending)} is {found.expected}, expected {pending.expected}")
 
 
 def _recorded(event: Any) -> Arrived | None:
-    """The word that an event records, with the verdict it was given; None for events that record none."""
+    """The report that an event records, with the verdict it was given; None for events that record none."""
     match event:
         case e.RankTransferred() | e.TablesApplied() | e.RankStored():
             return Arrived(event.operation, event.rank, event.process_epoch, "completed", "applied")
@@ -262,6 +268,8 @@ def _recorded(event: Any) -> Arrived | None:
             return None
 
 
-def _words(word: Arrived) -> str:
-    who = "the producer" if word.rank == PRODUCER else f"rank {word.rank}"
-    return f"{word.outcome} of {who}, process epoch {word.process_epoch}, on operation {word.operation.operation_id}"
+def _described(report: Arrived) -> str:
+    who = "the producer" if report.rank == PRODUCER else f"rank {report.rank}"
+    return (
+        f"{report.outcome} of {who}, process epoch {report.process_epoch}, on operation {report.operation.operation_id}"
+    )

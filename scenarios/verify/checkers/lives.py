@@ -52,7 +52,7 @@ class Attempt:
     generation: int = 0
     row: int = HOLE
     ranks: dict[int, int] = field(default_factory=dict)  # process epoch by rank; empty where nothing was sent
-    words: dict[int, str] = field(default_factory=dict)  # terminal word by rank
+    reports: dict[int, str] = field(default_factory=dict)  # terminal report by rank
     settling: bool = False
     replaces: int = 0  # current generation when it was planned
     full: bool = False
@@ -62,7 +62,7 @@ class Attempt:
 
     @property
     def quiet(self) -> bool:
-        return self.ranks.keys() <= self.words.keys()
+        return self.ranks.keys() <= self.reports.keys()
 
 
 @dataclass(slots=True)

@@ -13,14 +13,13 @@ from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.messages import Abort, Command, Finish, OpenRequest, Preempt, ProcessStarted, Resume, Turn
 from kvsweep.ledger.phases import ABORTABLE
 from kvsweep.ledger.state import RequestState
-from kvsweep.scenarios.verify.explore.asks import first_registration, message_of, registration_again
-from kvsweep.scenarios.verify.explore.coordinator import Coordinator
-from kvsweep.scenarios.verify.explore.oracles import Oracles
+from kvsweep.scenarios.verify.explore.coordinator_state import CoordinatorState, Oracles
+from kvsweep.scenarios.verify.explore.messages import first_registration, message_of, registration_again
 from kvsweep.scenarios.verify.explore.rank import Poke
 from kvsweep.scenarios.verify.explore.world import Asker, World
 
 LANES: tuple[LaneName, ...] = ("upload", "retain", "store")
-Done: TypeAlias = tuple[Coordinator, Turn | None, tuple[Poke, ...]]
+Done: TypeAlias = tuple[CoordinatorState, Turn | None, tuple[Poke, ...]]
 """The coordinator afterwards, the turn it took (a step that begins takes none), what it makes others write."""
 
 
@@ -50,7 +49,7 @@ class Move(Struct, frozen=True):
     progress: bool = False  # no new work and no fault: what is under way comes nearer to its end
 
 
-def moves(coordinator: Coordinator, spent: Spent) -> Iterator[Move]:
+def moves(coordinator: CoordinatorState, spent: Spent) -> Iterator[Move]:
     """Everything that the loop and the producer may do, whatever the ranks hold."""
     world = coordinator.world
     for at, asker in enumerate(world.askers):
@@ -69,11 +68,11 @@ def moves(coordinator: Coordinator, spent: Spent) -> Iterator[Move]:
         yield _message(coordinator, "the producer restarts", ProcessStarted(process_epoch=epoch), used)
 
 
-def _message(coordinator: Coordinator, action: str, message: Command | ProcessStarted, spent: Spent) -> Move:
+def _message(coordinator: CoordinatorState, action: str, message: Command | ProcessStarted, spent: Spent) -> Move:
     return Move(action, partial(coordinator.handles, message), spent)
 
 
-def _calls(coordinator: Coordinator, spent: Spent, at: int, asker: Asker) -> Iterator[Move]:
+def _calls(coordinator: CoordinatorState, spent: Spent, at: int, asker: Asker) -> Iterator[Move]:
     if coordinator.request(asker.name).life not in ("RUNNING", "PREEMPTED"):
         return
     position = spent.calls[at]
@@ -92,7 +91,7 @@ def _calls(coordinator: Coordinator, spent: Spent, at: int, asker: Asker) -> Ite
             yield _message(coordinator, action, message, used)
 
 
-def _calls_again(coordinator: Coordinator, spent: Spent, at: int, asker: Asker) -> Iterator[Move]:
+def _calls_again(coordinator: CoordinatorState, spent: Spent, at: int, asker: Asker) -> Iterator[Move]:
     """A caller that did not hear the answer asks once more, under the key of the first time."""
     if coordinator.request(asker.name).life in ("RUNNING", "PREEMPTED"):
         for position, ask in enumerate(asker.calls[: spent.calls[at]]):
@@ -106,7 +105,7 @@ def _asks(asker: Asker, what: str, want: tuple[tuple[int, ...], ...]) -> str:
     return f"{asker.name} asks: {what}{f' {[list(row) for row in want]}' if want else ''}"
 
 
-def _life(coordinator: Coordinator, spent: Spent, at: int, asker: Asker) -> Iterator[Move]:
+def _life(coordinator: CoordinatorState, spent: Spent, at: int, asker: Asker) -> Iterator[Move]:
     request, faults, name = coordinator.request(asker.name), coordinator.world.faults, asker.name
     if spent.aborts < faults.aborts:
         used = replace(spent, aborts=spent.aborts + 1)
@@ -129,7 +128,7 @@ def _life(coordinator: Coordinator, spent: Spent, at: int, asker: Asker) -> Iter
         yield Move(f"{name} is opened anew", partial(opened_with_blocks, coordinator, asker), used)
 
 
-def opened_with_blocks(coordinator: Coordinator, asker: Asker) -> Done:
+def opened_with_blocks(coordinator: CoordinatorState, asker: Asker) -> Done:
     """A life begins and the producer registers its blocks."""
     opened, turn, pokes = coordinator.handles(OpenRequest(request_id=asker.name))
     if turn.outcome != "accepted" or not asker.blocks:
@@ -138,7 +137,7 @@ def opened_with_blocks(coordinator: Coordinator, asker: Asker) -> Done:
     return registered, turn, (*pokes, *more)
 
 
-def _steps(coordinator: Coordinator, spent: Spent) -> Iterator[Move]:
+def _steps(coordinator: CoordinatorState, spent: Spent) -> Iterator[Move]:
     world = coordinator.world
     if spent.steps < world.steps and len(coordinator.reads) < world.open_steps:
         used = replace(spent, steps=spent.steps + 1)
@@ -158,7 +157,7 @@ def _steps(coordinator: Coordinator, spent: Spent) -> Iterator[Move]:
             yield Move(f"a step on {what} ends", _end(coordinator, number), spent, number, progress=True)
 
 
-def _begin(coordinator: Coordinator, key: RequestKey) -> Callable[[], Done]:
+def _begin(coordinator: CoordinatorState, key: RequestKey) -> Callable[[], Done]:
     def take() -> Done:
         try:
             return coordinator.begins_step((key,)), None, ()
@@ -168,11 +167,11 @@ def _begin(coordinator: Coordinator, key: RequestKey) -> Callable[[], Done]:
     return take
 
 
-def _end(coordinator: Coordinator, number: int) -> Callable[[], Done]:
+def _end(coordinator: CoordinatorState, number: int) -> Callable[[], Done]:
     return partial(coordinator.ends_step, number)
 
 
-def undrained(coordinator: Coordinator) -> list[str]:
+def undrained(coordinator: CoordinatorState) -> list[str]:
     """Why a state in which nothing is under way is not quiet."""
     oracles = Oracles(coordinator.books)
     oracles.rests()
@@ -184,7 +183,7 @@ def undrained(coordinator: Coordinator) -> list[str]:
 
 def first_coordinator(world: World) -> Done:
     """Every request is opened and its blocks are registered."""
-    coordinator, turn = Coordinator(world), None
+    coordinator, turn = CoordinatorState(world), None
     pokes: list[Poke] = []
     for asker in world.askers:
         coordinator, turn, more = opened_with_blocks(coordinator, asker)

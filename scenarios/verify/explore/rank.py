@@ -1,4 +1,4 @@
-"""One rank of a world: the production worker on a device of labels, and every word it ever said."""
+"""One rank of a world: the production worker on a device of labels, and every report it ever sent."""
 
 import copy
 from collections.abc import Iterable
@@ -7,8 +7,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from kvsweep.ledger.messages import Done, RankWork
-from kvsweep.scenarios.verify.explore.contents import NOTHING
-from kvsweep.scenarios.verify.explore.device import LabelDevice
+from kvsweep.scenarios.verify.explore.device import NOTHING, LabelDevice
 from kvsweep.scenarios.verify.explore.digest import unordered
 from kvsweep.scenarios.verify.explore.world import FIRST_EPOCHS, World
 from kvsweep.transports.rank import RankWorker
@@ -48,7 +47,7 @@ class Rank:
         twin.device, twin.said = self.device.fork(), self.said
         twin.worker = copy.copy(self.worker)
         for name, value in vars(self.worker).items():
-            setattr(twin.worker, name, copy.copy(value))  # sets, dicts and queues of immutable words
+            setattr(twin.worker, name, copy.copy(value))  # sets, dicts and queues of immutable reports
         twin.worker.device = twin.device
         return twin
 
@@ -87,7 +86,7 @@ class Rank:
         return twin._listened()
 
     def restarts(self) -> "Rank":
-        """A new process in the place of the old one, whose words may still be under way."""
+        """A new process in the place of the old one, whose reports may still be under way."""
         twin = Rank.__new__(Rank)
         twin.said, twin.device = self.said, self.device.end_process()
         twin.worker = RankWorker(twin.device, rank=self.number, process_epoch=self.process_epoch + 1)

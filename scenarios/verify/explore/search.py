@@ -9,7 +9,7 @@ from kvsweep.scenarios.verify.explore.space import Space
 from kvsweep.scenarios.verify.explore.world import World
 
 PROGRESS_STATES = 2048
-"""States between two words about how far the search is."""
+"""States between two reports about how far the search is."""
 
 
 class Found(Struct, frozen=True, kw_only=True):

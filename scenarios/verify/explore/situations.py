@@ -8,13 +8,13 @@ from kvsweep.ledger.events import Event
 from kvsweep.ledger.ids import Physical, RequestKey, Rows, int32_view
 from kvsweep.ledger.messages import Cancel, RankWork, Turn
 from kvsweep.ledger.state import OpenOperation, RequestState, State
-from kvsweep.scenarios.verify.explore.coordinator import Coordinator
+from kvsweep.scenarios.verify.explore.coordinator_state import CoordinatorState
 from kvsweep.scenarios.verify.explore.rank import Rank
 
 LANES: Final = ("upload", "retain", "store")
 
 
-def of_turn(before: Coordinator, turn: Turn, after: Coordinator) -> Iterator[str]:
+def of_turn(before: CoordinatorState, turn: Turn, after: CoordinatorState) -> Iterator[str]:
     """Situations that one turn of the core met."""
     state, ended = before.state, before.reads.keys() - after.reads.keys()
     for event in turn.events:
@@ -32,11 +32,11 @@ def of_turn(before: Coordinator, turn: Turn, after: Coordinator) -> Iterator[str
             yield "resumed while an attempt settles"
 
 
-def _of_event(before: Coordinator, state: State, event: Event) -> Iterator[str]:
+def _of_event(before: CoordinatorState, state: State, event: Event) -> Iterator[str]:
     known = state.requests.get(event.request.request_id)
     match event:
         case e.AckIgnored() | e.AckRefused():
-            yield f"a word is {event.verdict}"
+            yield f"a report is {event.verdict}"
         case e.PlanRefused():
             yield f"refused: {event.reason}"
         case e.CommandRefused():
@@ -98,12 +98,12 @@ def _phases(request: RequestState | None) -> Iterator[str]:
             yield "settling"
 
 
-def _under_steps(before: Coordinator, key: RequestKey, what: str) -> Iterator[str]:
+def _under_steps(before: CoordinatorState, key: RequestKey, what: str) -> Iterator[str]:
     if before.core.steps.writes(key):
         yield f"{what} under an open step"
 
 
-def _leased(before: Coordinator, known: RequestState, event: e.BlocksLeased) -> Iterator[str]:
+def _leased(before: CoordinatorState, known: RequestState, event: e.BlocksLeased) -> Iterator[str]:
     new = _new(event.reserved)
     if _targets(event.destination) - new:
         yield "a vacant area is reused"
@@ -143,32 +143,32 @@ def _evicted(state: State, event: e.PrefixEvicted) -> Iterator[str]:
 
 
 def of_forgery(turn: Turn) -> Iterator[str]:
-    """What became of a word that no rank said."""
+    """What became of a report that no rank sent."""
     yield from (
-        f"a forged word is {one.verdict}" for one in turn.events if isinstance(one, e.AckIgnored | e.AckRefused)
+        f"a forged report is {one.verdict}" for one in turn.events if isinstance(one, e.AckIgnored | e.AckRefused)
     )
 
 
 def of_delivery(before: Rank, work: RankWork, after: Rank) -> Iterator[str]:
     """Situations of a command that reached a rank, also where it changed nothing."""
     number = work.operation.operation_id
-    word = next((one for one in before.said if one.operation.operation_id == number), None)
+    report = next((one for one in before.said if one.operation.operation_id == number), None)
     notes = list(after.worker.notes)[len(before.worker.notes) :]
     for note in notes:
         if "below the floor" in note.what:
             yield "a command below the floor"
         if "for process epoch" in note.what:
             yield "a command for another process"
-    if word is not None and not isinstance(work, Cancel):
-        yield "a start comes after its cancel" if word.outcome == "cancelled" else "a start comes again"
+    if report is not None and not isinstance(work, Cancel):
+        yield "a start comes after its cancel" if report.outcome == "cancelled" else "a start comes again"
     if isinstance(work, Cancel):
         if number in before.device.queued:
             cancelled = number not in after.device.queued
             yield "a cancel stops a queued operation" if cancelled else "a cancel comes too late to stop copies"
-        elif word is None and after.said != before.said:
+        elif report is None and after.said != before.said:
             yield "a cancel comes before its start"
 
 
-def settling_ids(coordinator: Coordinator) -> frozenset[int]:
+def settling_ids(coordinator: CoordinatorState) -> frozenset[int]:
     found: list[OpenOperation] = [one for request in coordinator.state.requests.values() for one in request.settling]
     return frozenset(one.operation.operation_id for one in found)

@@ -17,11 +17,11 @@ from kvsweep.ledger.errors import KvsweepError
 from kvsweep.ledger.ids import int32_view
 from kvsweep.ledger.messages import Acknowledged, Effect, ProcessLost, ProcessStarted, RankWork
 from kvsweep.scenarios.verify.explore import situations
-from kvsweep.scenarios.verify.explore.coordinator import SENT, Coordinator
+from kvsweep.scenarios.verify.explore.byte_laws import Expected, broken, expected
+from kvsweep.scenarios.verify.explore.coordinator_state import SENT, CoordinatorState
 from kvsweep.scenarios.verify.explore.digest import Parts
-from kvsweep.scenarios.verify.explore.expectations import Expected, broken, expected
-from kvsweep.scenarios.verify.explore.forged import forged_words
 from kvsweep.scenarios.verify.explore.loop import Done, Spent, first_coordinator, moves, undrained
+from kvsweep.scenarios.verify.explore.messages import forged_reports
 from kvsweep.scenarios.verify.explore.rank import Poke, Rank
 from kvsweep.scenarios.verify.explore.world import World
 
@@ -66,8 +66,10 @@ class Space:
         """exact: tell apart also what only counts, and leave out what only counts up."""
         self.world, self.exact = world, exact
         self.reached: set[str] = set()
-        canonical: Callable[[Coordinator], object] = Coordinator.exact if exact else Coordinator.canonical
-        self.coordinators = Parts[Coordinator](canonical, MASK)
+        canonical: Callable[[CoordinatorState], object] = (
+            CoordinatorState.exact if exact else CoordinatorState.canonical
+        )
+        self.coordinators = Parts[CoordinatorState](canonical, MASK)
         self.ranks = Parts[Rank](Rank.canonical, MASK)
         self._spent: dict[Spent, int] = {}
         self._spent_of: list[Spent] = []
@@ -80,7 +82,7 @@ class Space:
         self._promise_of: list[Expected] = []
         self._promise_numbers: dict[Expected, int] = {}
         self._laws: list[tuple[str, ...]] = []
-        self._words: dict[tuple[int, int], tuple[Next, ...]] = {}
+        self._reports: dict[tuple[int, int], tuple[Next, ...]] = {}
         self._loop: dict[tuple[int, int], tuple[tuple[Next, int], ...]] = {}
         self._moves: dict[tuple[int, int, int], tuple[NextRank, ...]] = {}
         self._failures: dict[int, tuple[NextRank, ...]] = {}
@@ -150,8 +152,8 @@ class Space:
             place = self._places[at]
             for move in self._rank_moves(sent, rank, at):
                 yield move.action, state + ((move.rank - rank) << place), True, move.broken
-            for word in self._word_moves(coordinator, rank):
-                yield self._after(state, word, coordinator, ranks)
+            for report in self._report_moves(coordinator, rank):
+                yield self._after(state, report, coordinator, ranks)
             if more_failures is not None:
                 for move in self._rank_failures(rank):
                     yield move.action, state + ((move.rank - rank) << place) + more_failures, False, ()
@@ -189,7 +191,7 @@ class Space:
 
     # ---- the coordinator's part
 
-    def _known(self, coordinator: Coordinator) -> int:
+    def _known(self, coordinator: CoordinatorState) -> int:
         """The part's number; what it promises and which laws it breaks are worked out the first time."""
         number = self.coordinators.number(coordinator)
         if number == len(self._laws):
@@ -211,7 +213,7 @@ class Space:
         works = sorted((work for work in sent if isinstance(work, SENT)), key=repr)
         return tuple(tuple(work for work in works if rank in dict(work.ranks)) for rank in range(self.world.ranks))
 
-    def _lawless(self, coordinator: Coordinator) -> list[str]:
+    def _lawless(self, coordinator: CoordinatorState) -> list[str]:
         found = laws.check(coordinator.state)
         ownership, layout = coordinator.state.ownership, self.world.layout
         for group, pool in enumerate(coordinator.pools.device.groups):
@@ -221,10 +223,10 @@ class Space:
                 found.append(f"free and held make up the pool: {pool.free} free, {len(held)} held of {pool.blocks}")
         return found
 
-    def _forged(self, coordinator: Coordinator, number: int) -> list[str]:
-        """Words that no rank said change nothing."""
+    def _forged(self, coordinator: CoordinatorState, number: int) -> list[str]:
+        """Reports that no rank sent change nothing."""
         found = []
-        for message in forged_words(coordinator) if self.world.forged and not self.exact else ():
+        for message in forged_reports(coordinator) if self.world.forged and not self.exact else ():
             try:
                 after, turn, _ = coordinator.handles(message)
             except FAULTS as error:
@@ -233,7 +235,7 @@ class Space:
             self.reached.update(situations.of_forgery(turn))
             found += after.complaints
             if turn.outcome not in ("refused", "ignored") or self.coordinators.number(after) != number:
-                found.append(f"a word that no rank said changes nothing: {message} was {turn.outcome}")
+                found.append(f"a report that no rank sent changes nothing: {message} was {turn.outcome}")
         return found
 
     def _turn(
@@ -271,7 +273,7 @@ class Space:
         if turn is not None:
             self.reached.update(situations.of_turn(before, turn, after))
             if honest and turn.outcome == "refused":
-                found.append(f"an honest word is no error: {turn.refusal}")
+                found.append(f"an honest report is no error: {turn.refusal}")
             if repeats and (turn.outcome, turn.events, turn.effects) != ("repeated", (), ()):
                 found.append(f"a repeated call has its first answer: it was {turn.outcome}")
         if noted and self.exact and not found:
@@ -286,15 +288,15 @@ class Space:
             self._pokes_of.append(pokes)
         return Next(action, known, poke, progress, tuple(found))
 
-    def _word_moves(self, number: int, rank: int) -> tuple[Next, ...]:
-        """Every word that this rank ever said may arrive, now or again."""
-        found = self._words.get((number, rank))
+    def _report_moves(self, number: int, rank: int) -> tuple[Next, ...]:
+        """Every report that this rank ever sent may arrive, now or again."""
+        found = self._reports.get((number, rank))
         if found is None:
             before, changes = self.coordinators[number], []
-            for word in sorted(self.ranks[rank].said, key=repr):
-                action = f"{word.outcome} of #{word.operation.operation_id} arrives from rank {word.rank}"
-                changes.append(self._honest(number, word, action, partial(before.handles, word)))
-            found = self._words[number, rank] = tuple(change for change in changes if change is not None)
+            for report in sorted(self.ranks[rank].said, key=repr):
+                action = f"{report.outcome} of #{report.operation.operation_id} arrives from rank {report.rank}"
+                changes.append(self._honest(number, report, action, partial(before.handles, report)))
+            found = self._reports[number, rank] = tuple(change for change in changes if change is not None)
         return found
 
     def _heard(self, number: int, rank: int) -> tuple[Next, ...]:
@@ -316,14 +318,14 @@ class Space:
         return found
 
     def _loop_moves(self, number: int, spent: int) -> tuple[tuple[Next, int], ...]:
-        """The producer's words, now or again, and all that the loop and the producer may do."""
+        """The producer's reports, now or again, and all that the loop and the producer may do."""
         found = self._loop.get((number, spent))
         if found is None:
             before, changes = self.coordinators[number], []
             for operation, epoch in sorted(before.acks, key=repr):
-                word = Acknowledged(operation=operation, process_epoch=epoch)
+                report = Acknowledged(operation=operation, process_epoch=epoch)
                 action = f"the producer acknowledges #{operation.operation_id}"
-                change = self._honest(number, word, action, partial(before.handles, word))
+                change = self._honest(number, report, action, partial(before.handles, report))
                 if change is not None:
                     changes.append((change, spent))
             for move in moves(before, self._spent_of[spent]):

@@ -74,7 +74,7 @@ class World(Struct, frozen=True, kw_only=True):
     by_layer: bool = False  # a rank copies layer after layer, and other things happen in between
     shared_text: int = 0  # leading logical blocks that are the same in every request
     keyed: bool = False  # selections carry an idempotency key, and each may be asked for again under it
-    forged: bool = False  # in every state, words that no rank said are tried and have to change nothing
+    forged: bool = False  # in every state, reports that no rank sent are tried and have to change nothing
 
     @property
     def layout(self) -> Layout:

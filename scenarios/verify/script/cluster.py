@@ -19,18 +19,16 @@ from kvsweep.ledger.messages import ProcessLost, RegisterSources, Turn
 from kvsweep.ledger.state import RequestState
 from kvsweep.ledger.store.memory import MemoryLog
 from kvsweep.runtime.metrics import Metrics
-from kvsweep.runtime.world import World as DriverWorld
+from kvsweep.runtime.run_config import RunConfig
 from kvsweep.scenarios.demo.stack import Node, Stack, new_store
-from kvsweep.scenarios.verify.checkers.checks import Checks
+from kvsweep.scenarios.verify.checkers.checked_driver import CheckedDriver, Checks
 from kvsweep.scenarios.verify.checkers.content import HostMemory
-from kvsweep.scenarios.verify.checkers.driver import CheckedDriver
 from kvsweep.scenarios.verify.script.content import MadeUpKv, SyntheticKv, rank_part, tag_of
+from kvsweep.scenarios.verify.script.fault_injector import FaultInjector
 from kvsweep.scenarios.verify.script.format import Script
-from kvsweep.scenarios.verify.script.front import Front
-from kvsweep.scenarios.verify.script.mischief import Mischief
-from kvsweep.scenarios.verify.script.mortal import MortalLog
+from kvsweep.scenarios.verify.script.producer import ScriptProducer
 from kvsweep.scenarios.verify.script.timeline import Timeline
-from kvsweep.scenarios.verify.script.wires import Deliver, ScriptLink, Wire
+from kvsweep.scenarios.verify.script.wires import Deliver, ProcessLog, ScriptLink, Wire
 from kvsweep.transports.host import HostDevice
 from kvsweep.transports.links import Delivery
 from kvsweep.transports.producer import HostProducer
@@ -55,7 +53,7 @@ class Cluster:
         self.left = False  # the last life has come to a clean end
         self.tags: Callable[[RequestKey, int], int] = lambda key, logical: tag_of(key)
         self.wires: list[Wire] = []
-        self.mischief = Mischief(script.fault, self.timeline, self)
+        self.injector = FaultInjector(script.fault, self.timeline, self)
         self.metrics = Metrics()
         self.checks: list[Checks] = []  # of each life of the coordinator
         self.memory = HostMemory({}, {})
@@ -65,19 +63,19 @@ class Cluster:
         self._restarted: list[Callable[[], None]] = []
         self._producer: HostProducer | None = None
         self._events = 0  # facts of earlier lives of the coordinator
-        self._begin(world.pools(self.layout))
+        self._begin(world.run_config(self.layout))
 
-    def _begin(self, world: DriverWorld) -> None:
+    def _begin(self, config: RunConfig) -> None:
         """One life of the coordinator: on a new ledger, or on what the life before has left."""
         known = self.store.durable()
-        self._life, self._over, self._scope = MortalLog(self.store), anyio.Event(), anyio.CancelScope()
+        self._life, self._over, self._scope = ProcessLog(self.store), anyio.Event(), anyio.CancelScope()
         self.driver = CheckedDriver.open(
-            self._settings, world, log=self._life.as_store, clock=lambda: 0.0, deadlines=self.timeline.clock
+            self._settings, config, log=self._life.as_store, clock=lambda: 0.0, deadlines=self.timeline.clock
         )
         self.stack = Stack(
             self.driver,
             connect=self._connect,
-            front=lambda producer: Front(producer, self.mischief, self.timeline),
+            intercept=lambda producer: ScriptProducer(producer, self.injector, self.timeline),
             producer=self._producer,
         )
         self._producer, self.kv = self.stack.producer, self.stack.kv
@@ -125,7 +123,7 @@ class Cluster:
         self.metrics.apply(event)
         for watcher in self._watchers:
             watcher(event)
-        self.mischief.see(event)
+        self.injector.see(event)
 
     def _truth(self, rank: int, key: RequestKey, layer: int, logical: int) -> bytes | None:
         """What one rank's part of a block has; windows may have let go of a sliding layer's blocks before the CPU."""
@@ -138,10 +136,10 @@ class Cluster:
 
     def _connect(self, rank: int) -> tuple[ScriptLink, ScriptLink]:
         links = self.world.links
-        hostile = links.lose or self.mischief.loses
+        hostile = links.lose or self.injector.loses
         delivery = Delivery.LOSSY if hostile else Delivery.UNORDERED_DUPLICATING
-        down = self._wire(lambda data: self.mischief.on_frame(rank, data, to_rank=True))
-        up = self._wire(lambda data: self.mischief.on_frame(rank, data, to_rank=False))
+        down = self._wire(lambda data: self.injector.on_frame(rank, data, to_rank=True))
+        up = self._wire(lambda data: self.injector.on_frame(rank, data, to_rank=False))
         return ScriptLink(down, up, delivery), ScriptLink(up, down, delivery)
 
     def _wire(self, deliver: Deliver) -> Wire:
@@ -179,8 +177,8 @@ class Cluster:
         self.dead.clear()
         self._events += self.driver.events
         ranks = tuple((rank, epoch + 1) for rank, epoch in pool.ranks)
-        world = replace(self.world.pools(self.layout), ranks=ranks, producer_epoch=producer.process_epoch)
-        self._begin(world)
+        config = replace(self.world.run_config(self.layout), ranks=ranks, producer_epoch=producer.process_epoch)
+        self._begin(config)
         self.start(self._tasks)
         for action in self._restarted:
             action()

@@ -66,13 +66,13 @@ class PartialWrite(_Fault, frozen=True, kw_only=True):
 
 
 class StaleEpoch(_Fault, frozen=True, kw_only=True):
-    """Before the rank's word comes the same word under an older process epoch."""
+    """Before the rank's report comes the same report under an older process epoch."""
 
     on: Message
 
 
 class WrongOwner(_Fault, frozen=True, kw_only=True):
-    """Before the rank's word comes the same word in the name of another request."""
+    """Before the rank's report comes the same report in the name of another request."""
 
     on: Message
     request: str

@@ -8,7 +8,7 @@ from msgspec import Meta, field
 
 from kvsweep.scenarios.verify.script.faults import Fault
 from kvsweep.scenarios.verify.script.steps import Step
-from kvsweep.scenarios.verify.script.world import Count, Part, World
+from kvsweep.scenarios.verify.script.world import Count, Part, ScenarioWorld
 
 SEED = 20260916
 MAX_STEPS = MAX_FAULTS = 1000
@@ -20,7 +20,7 @@ class Expect(Part, frozen=True, kw_only=True):
     always     laws that the scenario is about, by name
     sometimes  situations that must be reached, by name
     events     exact number of facts of a kind: `upload_aborted = 1`
-    verdicts   exact number of words from ranks and the producer with this verdict: duplicate, stale, future, conflict
+    verdicts   exact number of reports from ranks and the producer with this verdict: duplicate, stale, future, conflict
     final      figures at the end, exactly: what `kvsweep scenario run --json` shows under `figures`
     steps      judged: each step ends as it says; free: a step may be refused, abort, find nothing to speak of, or be
                left behind where it waits for long: for scenarios that nobody has written. Laws are judged all the same
@@ -46,7 +46,7 @@ class Script(Part, frozen=True, kw_only=True):
     about: str = ""
     shows: tuple[str, ...] = ()
     seed: Annotated[int, Meta(ge=0, le=2**62)] = SEED  # of links, devices and choices
-    world: World = World()  # what there is
+    world: ScenarioWorld = ScenarioWorld()  # what there is
     step: Annotated[tuple[Step, ...], Meta(max_length=MAX_STEPS)] = ()  # what is done, in order
     fault: Annotated[tuple[Fault, ...], Meta(max_length=MAX_FAULTS)] = ()  # what goes wrong
     expect: Expect = Expect()  # what must be seen

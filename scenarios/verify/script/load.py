@@ -17,9 +17,8 @@ from kvsweep.ledger.ids import POOL_STREAM
 from kvsweep.scenarios.verify.script import faults as f
 from kvsweep.scenarios.verify.script import steps as s
 from kvsweep.scenarios.verify.script.address import COMMANDS, EVENTS, RANK_MESSAGES, Message, Moment
+from kvsweep.scenarios.verify.script.expectations import FIGURES, LAW_NAMES, SITUATIONS, VERDICTS
 from kvsweep.scenarios.verify.script.format import Script
-from kvsweep.scenarios.verify.script.laws import FIGURES, LAW_NAMES, VERDICTS
-from kvsweep.scenarios.verify.script.situations import SITUATIONS
 
 MAX_BYTES: Final = 1 << 20
 """Of a file."""
@@ -181,7 +180,7 @@ def _fault(path: str, fault: f.Fault) -> Found:
     if isinstance(fault, f.Stall | f.Fail | f.PartialWrite) and fault.on.message not in COMMANDS:
         yield f"{path}.on.message", f"a command to a rank, of {sorted(COMMANDS)}", repr(fault.on.message)
     if isinstance(fault, f.StaleEpoch | f.WrongOwner) and fault.on.message != "done":
-        yield f"{path}.on.message", "'done', a rank's word", repr(fault.on.message)
+        yield f"{path}.on.message", "'done', a rank's report", repr(fault.on.message)
     passed = RANK_MESSAGES | ({"acknowledged"} if isinstance(fault, f.Duplicate) else frozenset())
     if isinstance(fault, f.Reorder | f.Drop | f.Duplicate) and fault.on.message not in passed:
         yield f"{path}.on.message", f"a message to or from a rank, of {sorted(passed)}", repr(fault.on.message)

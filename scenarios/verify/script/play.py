@@ -23,9 +23,8 @@ from kvsweep.ledger.messages import (
 from kvsweep.ledger.sources import leading
 from kvsweep.scenarios.verify.script import steps as s
 from kvsweep.scenarios.verify.script.cluster import Cluster
-from kvsweep.scenarios.verify.script.jobs import Job, judge
 from kvsweep.scenarios.verify.script.readers import Member, Readers
-from kvsweep.scenarios.verify.script.work import Work
+from kvsweep.scenarios.verify.script.work import Job, Work, judge
 
 IDLE_TURNS: Final = 70
 """Turns in which nothing moves, before time jumps to the next deadline; a rank probes a lossy link within them."""

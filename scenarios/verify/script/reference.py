@@ -12,12 +12,11 @@ import msgspec
 from msgspec import Struct
 
 from kvsweep.scenarios.verify.script.address import EVENTS, Message, Moment
+from kvsweep.scenarios.verify.script.expectations import LAWS, SITUATIONS
 from kvsweep.scenarios.verify.script.faults import Fault
 from kvsweep.scenarios.verify.script.format import Expect, Script
-from kvsweep.scenarios.verify.script.laws import LAWS
-from kvsweep.scenarios.verify.script.situations import SITUATIONS
 from kvsweep.scenarios.verify.script.steps import Step, _Lasting
-from kvsweep.scenarios.verify.script.world import Group, Links, World
+from kvsweep.scenarios.verify.script.world import Group, Links, ScenarioWorld
 
 _COMMON = {True: ("name", "wait", "refused", "aborted"), False: ("refused",)}
 """Fields of every step that lasts, and of every other: told once, before the table."""
@@ -27,7 +26,7 @@ def tables() -> dict[str, str]:
     """Name of a part of the page → Markdown."""
     return {
         "script": fields_table(Script),
-        "world": fields_table(World),
+        "world": fields_table(ScenarioWorld),
         "group": fields_table(Group),
         "links": fields_table(Links),
         "steps": kinds_table(get_args(Step)),

@@ -1,4 +1,4 @@
-"""`run_script`: one run of a scenario, from its world to its verdict."""
+"""What a run of a scenario comes to."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final
 import anyio
 import anyio.abc
 import anyio.lowlevel
+from msgspec import Struct
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger import laws
@@ -15,15 +16,46 @@ from kvsweep.ledger.errors import LogError, NotSettled
 from kvsweep.ledger.events import Event
 from kvsweep.ledger.inspect.replay import Ledger
 from kvsweep.ledger.messages import EvictPrefix, Finish
-from kvsweep.scenarios.verify.checkers.driver import CheckedDriver
+from kvsweep.scenarios.verify.checkers.checked_driver import CheckedDriver
 from kvsweep.scenarios.verify.script.address import EVENTS
 from kvsweep.scenarios.verify.script.cluster import Cluster
+from kvsweep.scenarios.verify.script.expectations import (
+    AS_WRITTEN,
+    BYTES,
+    DRAINS,
+    MOVES,
+    NO_ERROR,
+    REPLAYS,
+    Situations,
+    figures,
+)
 from kvsweep.scenarios.verify.script.format import Script
-from kvsweep.scenarios.verify.script.laws import AS_WRITTEN, BYTES, DRAINS, MOVES, NO_ERROR, REPLAYS, figures
 from kvsweep.scenarios.verify.script.load import check
 from kvsweep.scenarios.verify.script.play import Play, Stuck
-from kvsweep.scenarios.verify.script.situations import Situations
-from kvsweep.scenarios.verify.script.verdict import Verdict
+
+
+class Verdict(Struct, frozen=True, kw_only=True):
+    """Passed when no law is broken, every step ended as written, every figure is as expected and nothing is missing.
+
+    broken   "law: what is wrong", the first of each law with the turn at which it was seen
+    missing  situations that were expected and not reached
+    ledger   where the facts are kept; None: only in memory, and gone
+    unseed   one more draw of the run's generator at its end: equal runs have equal ones
+    """
+
+    title: str
+    seed: int
+    passed: bool
+    broken: list[str]
+    missing: list[str]
+    ledger: str | None
+    digest: str
+    unseed: int
+    events: int
+    turns: int
+    reached: list[str]  # situations
+    figures: dict[str, int]
+
 
 BROKEN_KEPT: Final = 20
 """Of one run: what follows the first is a consequence more often than news."""
@@ -94,7 +126,7 @@ class _Run:
             for at, step in enumerate(self.script.step):
                 await self.steps.step(at, step)
             if self.script.expect.steps == "judged":
-                for path, what in self.cluster.mischief.idle():
+                for path, what in self.cluster.injector.idle():
                     self._break(AS_WRITTEN, f"{path}: {what}")
             await self._drain()
         except Stuck as error:

@@ -248,7 +248,7 @@ class RestartCoordinator(_Step, frozen=True, kw_only=True):
 
 
 class Say(_Step, frozen=True, kw_only=True):
-    """Somebody says a rank's word on a named step's operation. Numbers are added to those of the true word.
+    """Somebody sends a rank's report on a named step's operation. Numbers are added to those of the true report.
 
     verdict  applied, aborts, settles, duplicate, stale, future or conflict; "" where any will do
     """

@@ -1,16 +1,42 @@
-"""Links of a scripted run: late, repeated, lost and overtaking frames, by chance and by script."""
+"""Links of a scripted run, by chance and by script, and its log as one process sees it."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from typing import Any, cast
 
 import anyio
 import anyio.lowlevel
 
+from kvsweep.ledger.errors import LogError
+from kvsweep.ledger.store.log import LogStore
 from kvsweep.scenarios.verify.script.timeline import Gate, Timeline
 from kvsweep.scenarios.verify.script.world import Links
 from kvsweep.transports.links import Delivery
+
+
+class ProcessLog:
+    """Everything is passed on to the log beneath, until `end`. Several may stand on one log, one after the other."""
+
+    def __init__(self, log: LogStore) -> None:
+        self._log = log
+        self.ended = False
+
+    def end(self) -> None:
+        """The process is over."""
+        self.ended = True
+
+    @property
+    def as_store(self) -> LogStore:
+        return cast(LogStore, self)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._log, name)
+        if self.ended and callable(found):
+            raise LogError("the process has ended")
+        return found
+
 
 CAPACITY = 256
 """Frames of one direction; a sender waits for room above it."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta, Struct
 
 from kvsweep.ledger.layout import LayerLayout, Layout
-from kvsweep.runtime.driver import World as DriverWorld
+from kvsweep.runtime.run_config import RunConfig
 from kvsweep.runtime.settings import Settings
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=1_000_000)]
@@ -38,7 +38,7 @@ class Links(Part, frozen=True, kw_only=True):
     delay: Annotated[int, Meta(ge=0, le=1000)] = 0  # turns that a frame may be held, drawn for each
 
 
-class World(Part, frozen=True, kw_only=True):
+class ScenarioWorld(Part, frozen=True, kw_only=True):
     """Sizes that a run starts with. Virtual time counts in turns; a turn is a millisecond."""
 
     ranks: Annotated[int, Meta(ge=1, le=8)] = 2  # each holds one KV head
@@ -85,9 +85,9 @@ class World(Part, frozen=True, kw_only=True):
         cpu = layers * (self.cpu_blocks + self.cpu_copy_blocks)
         return block * (device + cpu + self.ranks * self.staging_slots * self.staging_blocks)
 
-    def pools(self, layout: Layout) -> DriverWorld:
+    def run_config(self, layout: Layout) -> RunConfig:
         """What the driver is opened with."""
-        return DriverWorld(
+        return RunConfig(
             layout=layout,
             ranks=tuple((rank, FIRST_EPOCH) for rank in range(self.ranks)),
             producer_epoch=FIRST_EPOCH,

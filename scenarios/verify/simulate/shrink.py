@@ -10,7 +10,7 @@ from kvsweep.ledger.errors import SettingsError
 from kvsweep.scenarios.verify.script import steps as s
 from kvsweep.scenarios.verify.script.format import Script
 from kvsweep.scenarios.verify.script.load import check
-from kvsweep.scenarios.verify.script.world import Group, Links, World
+from kvsweep.scenarios.verify.script.world import Group, Links, ScenarioWorld
 
 TRIES = 400
 
@@ -75,7 +75,7 @@ def _requests(step: s.Step) -> tuple[str, ...]:
     return (request,) if isinstance(request, str) else ()
 
 
-def _smaller_worlds(world: World) -> Iterator[World]:
+def _smaller_worlds(world: ScenarioWorld) -> Iterator[ScenarioWorld]:
     if world.links != Links():
         yield replace(world, links=Links())
         for field in ("lose", "duplicate", "delay"):

@@ -5,17 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kvsweep.scenarios.verify.script.expectations import SITUATIONS
 from kvsweep.scenarios.verify.script.format import Script
 from kvsweep.scenarios.verify.script.load import dump
 from kvsweep.scenarios.verify.simulate.draw import random_script
-from kvsweep.scenarios.verify.simulate.judge import judge_twice, law_of
+from kvsweep.scenarios.verify.simulate.judge import judge_twice, judged, law_of
 from kvsweep.scenarios.verify.simulate.shrink import TRIES, shrink
-from kvsweep.scenarios.verify.simulate.situations import SOMETIMES
-from kvsweep.scenarios.verify.simulate.workers import judged
+
+SOMETIMES: Final = tuple(SITUATIONS)
+"""All that a scenario can name."""
+
 
 ENOUGH_SEEDS = 2000
 """From this many seeds on, every situation must have been reached by one of them."""

@@ -10,9 +10,11 @@ from msgspec.structs import replace
 
 from kvsweep.ledger.events import LaneName
 from kvsweep.scenarios.verify.script import steps as s
-from kvsweep.scenarios.verify.script.world import World
-from kvsweep.scenarios.verify.simulate.worlds import LENGTHS, LONGEST
+from kvsweep.scenarios.verify.script.world import ScenarioWorld
 
+LENGTHS = (0, 1, 2, 3, 4, 5, 6, 6, 6)
+"""Whole blocks that a request is opened with."""
+LONGEST = max(LENGTHS)
 OPEN_AT_ONCE = 4
 """Serving steps that are open at the same time, at most."""
 
@@ -30,7 +32,7 @@ class _Request:
 class Workload:
     """Draws steps one after the other. Addresses always fit what earlier steps named, so that the scenario is legal."""
 
-    def __init__(self, random: Random, world: World, *, requests: int) -> None:
+    def __init__(self, random: Random, world: ScenarioWorld, *, requests: int) -> None:
         self._random, self._world = random, world
         self._active = tuple(world.layout().active_layers)
         self._requests = [_Request("abcdefgh"[at]) for at in range(requests)]
@@ -284,7 +286,7 @@ class Workload:
     def _say(self) -> list[s.Step]:
         if (of := self._asked()) is None:
             return []
-        word = s.Say(
+        report = s.Say(
             of=of,
             rank=self._random.randrange(self._world.ranks),
             outcome=self._random.choice(("completed", "failed", "nonsense")),
@@ -294,11 +296,11 @@ class Workload:
             pool_generation=self._random.choice((0, 0, 0, 1)),
             life=self._random.choice((0, 0, 0, -1, 1)),
         )
-        honest = not (word.process_epoch or word.map_revision or word.pool_generation or word.life)
-        if honest and word.operation != 1000 and word.outcome != "nonsense":
-            # A rank's own name under words that it has not said: nobody could see that this is a lie.
-            return [replace(word, operation=1000)]
-        return [word]
+        honest = not (report.process_epoch or report.map_revision or report.pool_generation or report.life)
+        if honest and report.operation != 1000 and report.outcome != "nonsense":
+            # A rank's own name under reports that it has not sent: nobody could see that this is a lie.
+            return [replace(report, operation=1000)]
+        return [report]
 
     def _await(self) -> list[s.Step]:
         if not self._waiting:

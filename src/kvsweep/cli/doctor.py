@@ -9,15 +9,26 @@ import sqlite3
 from importlib import metadata
 
 from msgspec import Struct
+from rich.console import Console
 from rich.table import Table
 
 import kvsweep
+from kvsweep.cli.terminal import AsJson, answer
 from kvsweep.kernels.cuda.nvidia import describe_device, why_no_device
 from kvsweep.kernels.table import choose_kernels, describe, why_not_native
 from kvsweep.ledger import compiled
 from kvsweep.ledger.store import encoding
 
 WAL_FIX = (3, 51, 3)  # first SQLite in which two connections can no longer corrupt a WAL that is reset
+
+
+def doctor(as_json: AsJson = False) -> None:
+    """What is active here, what is not, and why."""
+    findings = examine()
+    if as_json:
+        answer(findings)
+    else:
+        Console().print(findings_table(findings))
 
 
 class Finding(Struct, frozen=True, kw_only=True):

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from kvsweep.cli.terminal import DATA_FAULT, USAGE_FAULT, AsJson, answer, fail, progress, warn
 
 if TYPE_CHECKING:
     from kvsweep.scenarios.verify.explore.search import Found
-
-DATA_FAULT: Final = 1
-USAGE_FAULT: Final = 2
 
 
 def explore(
@@ -24,39 +21,34 @@ def explore(
         int | None,
         typer.Option(help="States of a world after which it is cut; nothing is claimed of a cut one.", min=1),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Search small worlds breadth first: every delivery, loss, repetition, abort, restart, in every order."""
     from kvsweep.scenarios.verify.explore.sweep import NAMES, ProcessEnded, sweep
 
     if world is not None and world not in NAMES:
-        typer.echo(f"kvsweep: WORLD: expected one of {', '.join(NAMES)}, got {world!r}", err=True)
-        raise typer.Exit(USAGE_FAULT)
+        fail(f"WORLD: expected one of {', '.join(NAMES)}, got {world!r}", USAGE_FAULT)
     names = NAMES if world is None else (world,)
-    console = Console(stderr=True)
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     found: list[Found] = []
     try:
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-            task = bar.add_task("searching", total=None)
+        with progress("searching") as tell:
 
             def watch(name: str, states: int) -> None:
-                bar.update(task, description=f"{len(found)} of {len(names)} worlds, {name}: {states:,} states")
+                tell(states, what=f"{len(found)} of {len(names)} worlds, states of {name}")
 
             found.extend(sweep(names, limit=limit, jobs=jobs, watch=watch))
     except ProcessEnded as error:
-        typer.echo(f"kvsweep: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(DATA_FAULT) from error
+        fail(error, DATA_FAULT)
     found.sort(key=lambda one: NAMES.index(one.world))
     if as_json:
-        typer.echo(msgspec.json.encode(found if world is None else found[0]))
+        answer(found if world is None else found[0])
     else:
         Console().print(_table(found))
     wrong = [one for one in found if one.broken or one.sometimes_missing]
     for one in wrong:
         if one.broken and not as_json:
             typer.echo("\n".join((f"{one.world}: {one.broken[0]}", *(f"  {action}" for action in one.trail))))
-        typer.echo(f"kvsweep: {_sentence(one)}", err=True)
+        warn(_sentence(one))
     if wrong:
         raise typer.Exit(DATA_FAULT)
 

@@ -9,11 +9,9 @@ import msgspec
 import typer
 from rich.text import Text
 
-from kvsweep.cli.log_questions import diff, explain, replay, why_block
-from kvsweep.cli.log_upkeep import export, repair, stats, verify
-from kvsweep.cli.log_view import (
+from kvsweep.cli.log_draw import console, table, time_text
+from kvsweep.cli.log_options import (
     After,
-    AsJson,
     Before,
     OnBlock,
     Operation,
@@ -23,17 +21,16 @@ from kvsweep.cli.log_view import (
     Until,
     Which,
     Who,
-    answer,
     conditions,
-    console,
     lives_of,
     opened,
-    table,
-    time_text,
 )
+from kvsweep.cli.log_questions import diff, explain, replay, why_block
+from kvsweep.cli.log_upkeep import export, repair, stats, verify
+from kvsweep.cli.terminal import AsJson, answer
 from kvsweep.ledger.ids import POOL
-from kvsweep.ledger.inspect.as_data import named, plain_event
-from kvsweep.ledger.inspect.earlier import fact_of
+from kvsweep.ledger.inspect.as_data import event_to_builtins, named
+from kvsweep.ledger.inspect.causes import event_line
 from kvsweep.ledger.inspect.replay import Ledger
 from kvsweep.ledger.store.log import Position, Record
 from kvsweep.ledger.store.query import Where
@@ -158,14 +155,14 @@ def following(ledger: Ledger, asked: Where, after: Position, *, wait: Callable[[
 
 def line_of(record: Record) -> str:
     """One event as JSON, on one line."""
-    shown: dict[str, Any] = {"position": record.position, "event": plain_event(record.event)}
+    shown: dict[str, Any] = {"position": record.position, "event": event_to_builtins(record.event)}
     if record.time:
         shown["time"] = time_text(record.time)
     return msgspec.json.encode(shown).decode()
 
 
 def text_of(record: Record) -> str:
-    fact = fact_of(record)
+    fact = event_line(record)
     return f"{record.position} {time_text(record.time)} {fact.stream} {fact.type}: {fact.sentence}"
 
 
@@ -175,7 +172,7 @@ def show_events(records: Iterable[Record]) -> None:
     while chunk := list(itertools.islice(left, SCREENFUL)):
         shown = table("position", "time (UTC)", "request", "seq", "type", "what")
         for record in chunk:
-            fact = fact_of(record)
+            fact = event_line(record)
             shown.add_row(
                 str(record.position),
                 time_text(record.time),

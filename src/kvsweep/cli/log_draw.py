@@ -1,25 +1,62 @@
-"""How `kvsweep log` draws a state, a block's life and a parting: tables of what the answers say, and nothing else."""
+"""How `kvsweep log` draws its answers: times, tables, a state, a block's life, where two ledgers differ."""
 
+import datetime
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from msgspec.structs import replace
+from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kvsweep.cli.log_view import console, table, who
 from kvsweep.ledger.ids import RequestKey
-from kvsweep.ledger.inspect.as_data import named
-from kvsweep.ledger.inspect.block_watch import Hold, Owner, Write
-from kvsweep.ledger.inspect.diff import Apart, Parting, Side
-from kvsweep.ledger.inspect.summary import Figures
+from kvsweep.ledger.inspect.as_data import Figures, named
+from kvsweep.ledger.inspect.diff import Differing, LedgerDiff, Side
 from kvsweep.ledger.inspect.verify import Verified
-from kvsweep.ledger.inspect.why_block import BlockLife
-from kvsweep.ledger.store.log import Position
+from kvsweep.ledger.inspect.why_block import BlockLife, Hold, Owner, Write
+from kvsweep.ledger.store.log import Position, Record
+
+PIPE_WIDTH: Final = 160
+WHOLE: Final = frozenset({"position", "time (UTC)", "seq", "type", "from", "to", "layer", "logical", "events", "bytes"})
 
 PARTS_SHOWN: Final = 8  # of one table of a run's evidence; more are counted
 TEXT_SHOWN: Final = 200  # characters of one value
+
+
+def time_text(microseconds: int) -> str:
+    """A stored time in UTC; empty where none is known."""
+    if not microseconds:
+        return ""
+    found = datetime.datetime.fromtimestamp(microseconds / 1e6, tz=datetime.UTC)
+    return found.isoformat(timespec="milliseconds").removesuffix("+00:00")
+
+
+def counted(records: Iterable[Record], tell: Callable[[Position], None]) -> Iterator[Record]:
+    """The records; every thousandth moves the bar."""
+    for index, record in enumerate(records):
+        if index % 1000 == 0:
+            tell(record.position)
+        yield record
+
+
+def console() -> Console:
+    """As wide as the terminal, and wide where there is none: what reads a file or a pipe does not mind."""
+    found = Console(soft_wrap=True)
+    return found if found.is_terminal else Console(soft_wrap=True, width=PIPE_WIDTH)
+
+
+def table(*columns: str, title: str | None = None) -> Table:
+    """Columns that are short by nature keep their words whole."""
+    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        made.add_column(column, overflow="fold", no_wrap=column in WHOLE)
+    return made
+
+
+def who(request: str, epoch: int) -> Text:
+    return Text(named(RequestKey(request, epoch)) if (request, epoch) != ("@pool", 0) else "the pool")
 
 
 def draw_state(verified: Verified, shown: list[Figures], position: Position) -> None:
@@ -146,11 +183,11 @@ def _writes(writes: Iterable[Write]) -> Table:
     return drawn
 
 
-def draw_parting(found: Parting, first: str, second: str) -> None:
+def draw_diff(found: LedgerDiff, first: str, second: str) -> None:
     screen = console()
     screen.print(Text(f"A is {first}\nB is {second}"))
     if found.evidence:
-        screen.print(_apart("how the runs were begun", _summed(found.evidence)))
+        screen.print(_differing("how the runs were begun", _summed(found.evidence)))
     if not found.parted:
         screen.print(Text(f"the same {found.common} events"))
         return
@@ -160,20 +197,20 @@ def draw_parting(found: Parting, first: str, second: str) -> None:
     for name, side in (("A", found.first), ("B", found.second)):
         screen.print(Text(f"{name} goes on with {_next(side)}"))
     if found.fields:
-        screen.print(_apart("the two events", found.fields))
+        screen.print(_differing("the two events", found.fields))
     if found.states:
-        screen.print(_apart("the states after them", found.states))
+        screen.print(_differing("the states after them", found.states))
 
 
-def _summed(rows: tuple[Apart, ...]) -> tuple[Apart, ...]:
+def _summed(rows: tuple[Differing, ...]) -> tuple[Differing, ...]:
     """A table of which many entries differ counts as one row: the sources' digests."""
-    parts: dict[str, list[Apart]] = {}
+    parts: dict[str, list[Differing]] = {}
     for row in rows:
         parts.setdefault(row.what.partition(".")[0], []).append(row)
-    found: list[Apart] = []
+    found: list[Differing] = []
     for name, members in parts.items():
         if len(members) > PARTS_SHOWN:
-            found.append(Apart(what=name, first=f"{len(members)} of them differ", second=""))
+            found.append(Differing(what=name, first=f"{len(members)} of them differ", second=""))
         else:
             found += members
     return tuple(found)
@@ -183,7 +220,7 @@ def _next(side: Side | None) -> str:
     return "nothing: it ends" if side is None else f"{side.type} of {side.stream}: {side.sentence}"
 
 
-def _apart(title: str, rows: tuple[Apart, ...]) -> Table:
+def _differing(title: str, rows: tuple[Differing, ...]) -> Table:
     drawn = table("what", "A", "B", title=title)
     for row in rows:
         drawn.add_row(Text(row.what), Text(_short(row.first)), Text(_short(row.second)))

@@ -1,31 +1,28 @@
-"""`kvsweep log replay`, `explain`, `why-block`, `diff`: what was the state, why, whose block, where do runs part."""
+"""`kvsweep log replay`, `explain`, `why-block`, `diff`: what was the state, why, whose block, where do runs differ."""
 
 from typing import Annotated
 
 import typer
 
-from kvsweep.cli.log_draw import draw_block, draw_figures, draw_holders, draw_parting, draw_state, owner_at
-from kvsweep.cli.log_view import (
-    DATA_FAULT,
-    AsJson,
+from kvsweep.cli.log_draw import draw_block, draw_diff, draw_figures, draw_holders, draw_state, owner_at
+from kvsweep.cli.log_options import (
     Operation,
     Rank,
     Types,
     Until,
     Which,
     Who,
-    answer,
     block_of,
     conditions,
     lives_of,
     opened,
-    progress,
     url_of,
 )
+from kvsweep.cli.terminal import DATA_FAULT, AsJson, answer, fail, progress
 from kvsweep.ledger.errors import LayoutError
+from kvsweep.ledger.inspect.as_data import Figures, figures
 from kvsweep.ledger.inspect.explain import render
 from kvsweep.ledger.inspect.replay import Ledger
-from kvsweep.ledger.inspect.summary import Figures, figures
 from kvsweep.ledger.inspect.verify import Verified
 from kvsweep.ledger.inspect.why_block import LIVES_FOLDED
 
@@ -85,8 +82,7 @@ def refuse_broken(where: str, verified: Verified) -> None:
     """One sentence and exit code 1 for a ledger that does not hold."""
     if not verified.ok:
         at = "" if verified.position is None else f" at position {verified.position}"
-        typer.echo(f"kvsweep log: {where} does not hold{at}: {verified.message}", err=True)
-        raise typer.Exit(DATA_FAULT)
+        fail(f"{where} does not hold{at}: {verified.message}", DATA_FAULT, command="kvsweep log")
 
 
 def explain(
@@ -154,11 +150,11 @@ def diff(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """The first event where two runs part, and what their states have apart there. Measured times do not count."""
+    """The first event in which two runs differ, and how their states differ then. Measured times do not count."""
     with opened(first) as one, Ledger.open(url_of(second)) as other:
         with progress("compare", min(one.last(), other.last())) as tell:
             found = one.diff(other, every_event=every_event, progress=tell)
         if as_json:
             answer(found)
         else:
-            draw_parting(found, first, second)
+            draw_diff(found, first, second)

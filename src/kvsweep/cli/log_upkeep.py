@@ -11,27 +11,12 @@ import msgspec
 import typer
 from rich.text import Text
 
+from kvsweep.cli.log_draw import console, counted, table, time_text
+from kvsweep.cli.log_options import After, Types, Until, Which, Who, conditions, opened, sentences, url_of
 from kvsweep.cli.log_questions import outcome_of, refuse_broken
-from kvsweep.cli.log_view import (
-    After,
-    AsJson,
-    Types,
-    Until,
-    Which,
-    Who,
-    answer,
-    conditions,
-    console,
-    counted,
-    opened,
-    progress,
-    sentences,
-    table,
-    time_text,
-    url_of,
-)
+from kvsweep.cli.terminal import AsJson, answer, progress
 from kvsweep.ledger.errors import LayoutError, LogError
-from kvsweep.ledger.inspect.as_data import plain_event
+from kvsweep.ledger.inspect.as_data import event_to_builtins
 from kvsweep.ledger.inspect.replay import Ledger
 from kvsweep.ledger.store.log import Record
 
@@ -160,7 +145,7 @@ def _lines(file: TextIO, records: Iterable[Record]) -> int:
     written = 0
     for record in records:
         time = time_text(record.time) or None
-        line = {"position": record.position, "time": time, "event": plain_event(record.event)}
+        line = {"position": record.position, "time": time, "event": event_to_builtins(record.event)}
         file.write(msgspec.json.encode(line).decode() + "\n")
         written += 1
     return written

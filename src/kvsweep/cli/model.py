@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final, NoReturn
+from typing import Annotated
 
-import msgspec
 import typer
 
-DATA_FAULT: Final = 1
-USAGE_FAULT: Final = 2
+from kvsweep.cli.terminal import DATA_FAULT, USAGE_FAULT, AsJson, answer, fail
 
 
 def model(
@@ -21,33 +19,28 @@ def model(
         bool, typer.Option("--tiny", help="A seeded Llama of 4 heads without a tokenizer, for two ranks.")
     ] = False,
     seed: Annotated[int, typer.Option(help="Of the weights of --tiny.", min=0)] = 20260916,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write the demo's model as a folder that Hugging Face's libraries and vLLM read."""
     try:
         from kvsweep.scenarios.demo.folder import FolderError, smollm2_folder, tiny_llama, write_folder
         from kvsweep.scenarios.demo.weights import MissingModel, ModelFileError
     except ImportError as error:
-        _fail(f"it needs the package's extra 'demo' (in a checkout: pip install '.[demo]'): {error}", USAGE_FAULT)
+        fail(f"it needs the package's extra 'demo' (in a checkout: pip install '.[demo]'): {error}", USAGE_FAULT)
     if tiny and gguf is not None:
-        _fail("--tiny is made from a seed: it takes no --gguf", USAGE_FAULT)
+        fail("--tiny is made from a seed: it takes no --gguf", USAGE_FAULT)
     try:
         written = write_folder(folder, tiny_llama(seed)) if tiny else smollm2_folder(folder, gguf)
     except FolderError as error:
-        _fail(error, USAGE_FAULT)
+        fail(error, USAGE_FAULT)
     except (MissingModel, ModelFileError) as error:
-        _fail(error, DATA_FAULT)
+        fail(error, DATA_FAULT)
     except OSError as error:
-        _fail(f"{folder}: {error.strerror or error}", DATA_FAULT)
+        fail(f"{folder}: {error.strerror or error}", DATA_FAULT)
     else:
         sizes = {path.name: path.stat().st_size for path in written}
         if as_json:
-            typer.echo(msgspec.json.encode({"folder": str(folder), "bytes": sizes}))
+            answer({"folder": str(folder), "bytes": sizes})
         else:
             for name, size in sizes.items():
                 typer.echo(f"{folder / name}  {size:,} bytes")
-
-
-def _fail(message: object, code: int) -> NoReturn:
-    typer.echo(f"kvsweep: {' '.join(str(message).split())}", err=True)
-    raise typer.Exit(code)

@@ -5,28 +5,22 @@ from __future__ import annotations
 import shlex
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 from msgspec.structs import asdict
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from kvsweep.cli.terminal import DATA_FAULT, USAGE_FAULT, AsJson, answer, fail, progress
 from kvsweep.ledger.errors import KvsweepError, SettingsError, UsageError
 
 if TYPE_CHECKING:
     from kvsweep.scenarios.verify.script.format import Script
-    from kvsweep.scenarios.verify.script.verdict import Verdict
-
-DATA_FAULT: Final = 1
-USAGE_FAULT: Final = 2
+    from kvsweep.scenarios.verify.script.run import Verdict
 
 scenario_app = typer.Typer(no_args_is_help=True, help="Scripted runs: a world, steps, faults, and what must be seen.")
-
-AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 
 
 def found_file(name: str) -> Path:
@@ -55,38 +49,36 @@ def run(
     from kvsweep.scenarios.verify.script.load import load_script
     from kvsweep.scenarios.verify.script.run import run_script
 
-    console = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     done: list[tuple[str, Verdict]] = []
     try:
         if ledger is not None and len(files) > 1:
             raise SettingsError("--ledger", "one scenario, one ledger", f"{len(files)} scenarios")
         scripts = [(name, load_script(found_file(name))) for name in files]
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-            task = bar.add_task("scenarios", total=len(files))
+        with progress("scenarios", len(files)) as tell:
             for name, script in scripts:
                 verdict = run_script(script, seed, ledger)
-                done.append((name, verdict if verdict.passed or ledger is not None else _kept(script, verdict)))
-                bar.advance(task)
+                done.append(
+                    (name, verdict if verdict.passed or ledger is not None else _again_with_ledger(script, verdict))
+                )
+                tell(len(done))
     except KvsweepError as error:
-        typer.echo(f"kvsweep scenario: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(USAGE_FAULT if isinstance(error, UsageError) else DATA_FAULT) from error
+        fail(error, USAGE_FAULT if isinstance(error, UsageError) else DATA_FAULT, command="kvsweep scenario")
     failed = [(name, verdict) for name, verdict in done if not verdict.passed]
     if as_json:
         answers = [asdict(verdict) | {"repeat": repeat_command(name, verdict)} for name, verdict in done]
         several = {"scenarios": answers, "passed": not failed}
-        typer.echo(msgspec.json.encode(answers[0] if len(answers) == 1 else several))
+        answer(answers[0] if len(answers) == 1 else several)
     else:
         _show(done)
     if failed:
         name, verdict = failed[0]
         why = verdict.broken[0] if verdict.broken else f"never reached: {', '.join(verdict.missing)}"
-        typer.echo(
-            f"kvsweep scenario: {len(failed)} of {len(done)} failed, first {name!r} with seed {verdict.seed}: "
-            f"{' '.join(why.split())}; repeat: {repeat_command(name, verdict)}",
-            err=True,
+        fail(
+            f"{len(failed)} of {len(done)} failed, first {name!r} with seed {verdict.seed}: {why}; "
+            f"repeat: {repeat_command(name, verdict)}",
+            DATA_FAULT,
+            command="kvsweep scenario",
         )
-        raise typer.Exit(DATA_FAULT)
 
 
 def repeat_command(name: str, verdict: Verdict) -> str:
@@ -94,7 +86,7 @@ def repeat_command(name: str, verdict: Verdict) -> str:
     return f"kvsweep scenario run {shlex.quote(name)} --seed {verdict.seed}"
 
 
-def _kept(script: Script, verdict: Verdict) -> Verdict:
+def _again_with_ledger(script: Script, verdict: Verdict) -> Verdict:
     """A run that failed is made again with a ledger that stays: equal runs have equal facts."""
     from kvsweep.scenarios.verify.script.run import run_script
 
@@ -130,7 +122,7 @@ def list_shipped(as_json: AsJson = False) -> None:
             {"name": path.stem, "title": script.title, "shows": script.shows, "path": str(path)}
             for path, script in shipped
         ]
-        typer.echo(msgspec.json.encode({"scenarios": rows}))
+        answer({"scenarios": rows})
         return
     table = Table("name", "title", "shows")
     for path, script in shipped:

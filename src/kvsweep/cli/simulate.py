@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from kvsweep.cli.terminal import DATA_FAULT, AsJson, answer, fail, progress, warn
 
 if TYPE_CHECKING:
     from kvsweep.scenarios.verify.simulate.sweep import SweepResult
-
-DATA_FAULT: Final = 1
 
 
 def simulate(
@@ -24,34 +22,27 @@ def simulate(
     out: Annotated[
         Path, typer.Option(help="Folder for the scenario that the first failing seed is shrunk to.")
     ] = Path(),
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Random worlds, workloads and faults under virtual time: do all laws hold, and does everything drain?"""
+    from kvsweep.scenarios.verify.simulate.judge import WorkerFailed
     from kvsweep.scenarios.verify.simulate.sweep import sweep
-    from kvsweep.scenarios.verify.simulate.workers import WorkerFailed
 
-    console = Console(stderr=True)
     if not as_json:
         typer.echo(f"seeds {start} to {start + seeds - 1}")
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     try:
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-            task = bar.add_task("seeds", total=seeds)
-            found = sweep(
-                range(start, start + seeds), jobs=jobs, out=out, watch=lambda done: bar.update(task, completed=done)
-            )
+        with progress("seeds", seeds) as tell:
+            found = sweep(range(start, start + seeds), jobs=jobs, out=out, watch=tell)
     except WorkerFailed as error:
-        typer.echo(f"kvsweep: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(DATA_FAULT) from error
+        fail(error, DATA_FAULT)
     except OSError as error:
-        typer.echo(f"kvsweep: --out: expected a folder to write to, got {str(out)!r} ({error.strerror})", err=True)
-        raise typer.Exit(DATA_FAULT) from error
+        fail(f"--out: expected a folder to write to, got {str(out)!r} ({error.strerror})", DATA_FAULT)
     if as_json:
-        typer.echo(msgspec.json.encode(found))
+        answer(found)
     else:
         Console().print(_table(found))
     if not found.passed:
-        typer.echo(f"kvsweep: {_wrong(found)}", err=True)
+        warn(_wrong(found))
     if not as_json:
         typer.echo(f"repeat: {_repeat(found)}")
     if not found.passed:

@@ -12,9 +12,9 @@ from tests.ledger.walks import Walk
 from kvsweep.ledger import events as e
 from kvsweep.ledger.events import Event, Measured
 from kvsweep.ledger.ids import POOL, RequestKey
-from kvsweep.ledger.inspect.diff import Apart, Parting, diff
+from kvsweep.ledger.inspect.as_data import state_values
+from kvsweep.ledger.inspect.diff import Differing, LedgerDiff, diff
 from kvsweep.ledger.inspect.replay import Ledger
-from kvsweep.ledger.inspect.summary import facts
 from kvsweep.ledger.store.memory import MemoryLog
 
 FIRST = RequestKey("a-b-c", 1)
@@ -26,7 +26,7 @@ def stored(events: list[Event]) -> MemoryLog:
     return log
 
 
-def parted(first: list[Event], second: list[Event], **options: Any) -> Parting:
+def parted(first: list[Event], second: list[Event], **options: Any) -> LedgerDiff:
     return diff(stored(first), stored(second), **options)
 
 
@@ -50,11 +50,11 @@ def test_what_the_runs_were_begun_with_is_told_and_parts_nothing(written: Any) -
     found = parted(written.events, other)
     assert not found.parted
     assert found.evidence == (
-        Apart(what="seed", first="-", second="7"),
-        Apart(what="active.cuda", first="-", second="no"),
+        Differing(what="seed", first="-", second="7"),
+        Differing(what="active.cuda", first="-", second="no"),
     )
     strange = [replace(written.events[0], evidence="{"), *written.events[1:]]
-    assert parted(written.events, strange).evidence == (Apart(what="evidence", first="-", second="{"),)
+    assert parted(written.events, strange).evidence == (Differing(what="evidence", first="-", second="{"),)
 
 
 def test_a_shorter_ledger_parts_at_its_end(written: Any) -> None:
@@ -72,7 +72,7 @@ def test_the_events_that_differ_are_told_field_by_field(written: Any) -> None:
     events[index] = replace(events[index], h2d_bytes=1, measured=Measured(wait_s=3.0))
     found = parted(written.events, events, every_event=True)
     assert found.common == index
-    assert found.fields == (Apart(what="h2d_bytes", first="4096", second="1"),)
+    assert found.fields == (Differing(what="h2d_bytes", first="4096", second="1"),)
     assert [fact.position for fact in found.before] == list(range(index - 4, index + 1))
     assert found.states == ()
 
@@ -97,7 +97,7 @@ def test_digests_that_differ_are_not_trusted(written: Any) -> None:
     assert parted(written.events, events).common == index
 
 
-def whole_difference(first: MemoryLog, second: MemoryLog, found: Parting) -> set[tuple[str, str, str]]:
+def whole_difference(first: MemoryLog, second: MemoryLog, found: LedgerDiff) -> set[tuple[str, str, str]]:
     """What the states of whole folds have apart, for the lives of the two next events."""
     sides = []
     for log in (first, second):
@@ -109,7 +109,7 @@ def whole_difference(first: MemoryLog, second: MemoryLog, found: Parting) -> set
     for state, _ in sides:
         said: dict[str, str] = {}
         for life in lives:
-            said |= {f"{life.request_id} {what}": text for what, text in facts(state, life).items()}
+            said |= {f"{life.request_id} {what}": text for what, text in state_values(state, life).items()}
         told.append(said)
     keys = {*told[0], *told[1]}
     return {

@@ -16,13 +16,20 @@ from kvsweep.ledger import phases
 from kvsweep.ledger.errors import LayoutError, LogCorrupt
 from kvsweep.ledger.events import Event
 from kvsweep.ledger.ids import POOL, RequestKey
-from kvsweep.ledger.inspect.as_data import named, plain_event
-from kvsweep.ledger.inspect.clauses import CLAUSES
-from kvsweep.ledger.inspect.earlier import OF_OPERATION
-from kvsweep.ledger.inspect.explain import Change, Explanation, Step, explain, explain_frame, render
-from kvsweep.ledger.inspect.reasons import NOT_PLANNED, Decision
+from kvsweep.ledger.inspect.as_data import event_to_builtins, figures, named
+from kvsweep.ledger.inspect.causes import OF_OPERATION
+from kvsweep.ledger.inspect.explain import (
+    CLAUSES,
+    NOT_PLANNED,
+    Change,
+    Decision,
+    Explanation,
+    Step,
+    explain,
+    explain_frame,
+    render,
+)
 from kvsweep.ledger.inspect.replay import Ledger
-from kvsweep.ledger.inspect.summary import figures
 from kvsweep.ledger.joint import JOINT
 from kvsweep.ledger.store.codec import EVENT_TYPES
 from kvsweep.ledger.store.memory import MemoryLog
@@ -187,7 +194,7 @@ def test_figures_count_what_a_request_holds(ledger: Ledger, written: Any) -> Non
 
 def test_facts_as_plain_data_keep_ids_as_lists(written: Any) -> None:
     event = next(event for event in written.events if isinstance(event, e.BlocksLeased))
-    found = plain_event(event)
+    found = event_to_builtins(event)
     assert found["type"] == "BlocksLeased"
     assert found["request"] == {"request_id": "a-b-c", "request_epoch": 1}
     assert found["destination"] == {"0": [0, 1], "2": [0, 1]}
@@ -238,7 +245,7 @@ def test_f2_the_facts_before_an_acknowledgement_are_its_operation_and_its_speake
     assert found.facts[-1].stream == "the pool"
 
 
-def test_a_word_on_another_request_s_operation_names_whose_it_is(written: Any) -> None:
+def test_a_report_on_another_request_s_operation_names_whose_it_is(written: Any) -> None:
     events = list(written.events)
     second = next(at for at, event in enumerate(events) if isinstance(event, e.PlanRefused))
     twin, first = events[second].request, next(event for event in events if isinstance(event, e.TransferStarted))
@@ -269,7 +276,7 @@ def test_e3_a_plan_says_how_and_what_it_stands_on(ledger: Ledger, written: Any) 
     assert [fact.type for fact in retained.facts] == ["RequestOpened", "BlocksSelected", "ResidencyCommitted"]
 
 
-def test_a_late_word_on_a_forgotten_life_is_explained_in_the_pool_s_stream(written: Any) -> None:
+def test_a_late_report_on_a_forgotten_life_is_explained_in_the_pool_s_stream(written: Any) -> None:
     """F2: nobody knows the life any more; the rule is the same as when it was judged."""
     ack: Any = next(event for event in written.events if isinstance(event, e.AckIgnored))
     rule = "operation neither open nor settling"
@@ -282,7 +289,7 @@ def test_a_late_word_on_a_forgotten_life_is_explained_in_the_pool_s_stream(writt
     assert found.changes == ()
 
 
-def test_an_operation_of_many_words_is_told_by_its_latest(written: Any) -> None:
+def test_an_operation_of_many_reports_is_told_by_its_latest(written: Any) -> None:
     events = list(written.events)
     index = next(at for at, event in enumerate(events) if isinstance(event, e.AckIgnored))
     event: Any = events[index]

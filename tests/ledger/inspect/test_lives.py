@@ -9,8 +9,7 @@ from tests.ledger.worlds import TWO_LAYERS, WITH_SLIDING
 
 from kvsweep.ledger.events import Event
 from kvsweep.ledger.ids import POOL, RequestKey
-from kvsweep.ledger.inspect.frame import Frame
-from kvsweep.ledger.inspect.lives import OPENS_OPERATION, fold_lives, with_sharers
+from kvsweep.ledger.inspect.lives import OPENS_OPERATION, Frame, fold_lives, with_sharers
 from kvsweep.ledger.inspect.replay import Ledger
 from kvsweep.ledger.state import RequestState
 from kvsweep.ledger.store.memory import MemoryLog

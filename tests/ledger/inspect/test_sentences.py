@@ -9,8 +9,7 @@ import pytest
 
 from kvsweep.ledger import events as e
 from kvsweep.ledger.ids import POOL, RequestKey, int32_bytes
-from kvsweep.ledger.inspect.clauses import CLAUSES, WORDS
-from kvsweep.ledger.inspect.reasons import NOT_PLANNED, PLANNED
+from kvsweep.ledger.inspect.explain import CLAUSE_TITLES, CLAUSES, NOT_PLANNED, PLANNED
 from kvsweep.ledger.inspect.sentences import SENTENCES, ids, sentence
 from kvsweep.ledger.joint import JOINT
 from kvsweep.ledger.store.codec import EVENT_TYPES
@@ -61,9 +60,9 @@ def test_every_clause_that_an_explanation_may_name_has_words_and_stands_in_the_c
     named = {clause for clauses in CLAUSES.values() for clause in clauses}
     named |= {rule.clause for rule in JOINT} | {"F2", "G1", "G3"}
     named |= {clause for _, clauses in (*NOT_PLANNED.values(), *PLANNED.values()) for clause in clauses}
-    assert named <= set(WORDS)
-    assert set(WORDS) <= listed
-    assert all(words.isprintable() and words for words in WORDS.values())
+    assert named <= set(CLAUSE_TITLES)
+    assert set(CLAUSE_TITLES) <= listed
+    assert all(words.isprintable() and words for words in CLAUSE_TITLES.values())
 
 
 def test_every_reason_of_a_refused_plan_has_a_rule() -> None:

@@ -114,7 +114,7 @@ def test_a_write_names_who_had_the_area_before(written: Any) -> None:
                     assert (last.until or 10**9) <= write.hold.since, "an area is written only once it is vacant"
 
 
-def test_words_on_the_operations_that_hold_the_block_are_told(written: Any) -> None:
+def test_reports_on_the_operations_that_hold_the_block_are_told(written: Any) -> None:
     log = MemoryLog()
     log.append(written.events)
     life = why_block(log, Block(0, 1))

@@ -204,7 +204,7 @@ def test_what_is_no_event_is_said(make_event: Any) -> None:
 
 
 def test_what_stands_aside_is_told_by_its_type() -> None:
-    shapes = {name: shape for fact in encoding.facts() for name, shape in fact[2]}  # type: ignore[misc, union-attr]
+    shapes = {name: shape for event in encoding.event_schemas() for name, shape in event[2]}  # type: ignore[misc, union-attr]
     assert shapes["measured"][4] == msgspec.msgpack.encode(Measured())
     assert shapes["implementation"][4] == msgspec.msgpack.encode(Implementation())
     assert [name for name, shape in shapes.items() if len(shape) > 4] == ["measured", "implementation"]

@@ -40,7 +40,7 @@ def refuse(events: Sequence[Event]) -> Part:
 
 
 STRICT = _store.encoder(
-    _store.schema(encoding.facts(), list(group.TAG_NAMES.items()), RequestKey, Operation, Part, refuse)
+    _store.schema(encoding.event_schemas(), list(group.TAG_NAMES.items()), RequestKey, Operation, Part, refuse)
 )
 """The compiled code alone: what it does not take is not taken."""
 

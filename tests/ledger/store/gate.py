@@ -42,8 +42,8 @@ class Gate(SqliteLog):
         self._permits.release()
 
     def trace(self) -> None:
-        assert self._chain is not None
-        self._chain.active.db.raw.set_trace_callback(self.statements.append)
+        assert self._files is not None
+        self._files.active.db.raw.set_trace_callback(self.statements.append)
 
 
 class Queued:

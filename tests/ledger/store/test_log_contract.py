@@ -120,7 +120,7 @@ def test_a_number_that_is_not_the_next_refuses_the_whole_batch(
     assert log.append(resumed(FIRST, 2)) == 3  # and the store goes on
 
 
-def test_the_expected_position_is_a_fence(log: LogStore) -> None:
+def test_the_expected_position_is_checked(log: LogStore) -> None:
     assert log.append(resumed(FIRST, 0, 1), expected=0) == 2
     before = stored(log)
     with pytest.raises(SequenceConflict, match="ledger: expected sequence 1, found 2"):

@@ -16,7 +16,7 @@ from kvsweep.ledger.store.digest import parts_digest
 from kvsweep.ledger.store.files import file_of, files_of
 from kvsweep.ledger.store.log import Rotation
 from kvsweep.ledger.store.open import open_log
-from kvsweep.ledger.store.pace import SNAPSHOT_SHARE, Pace
+from kvsweep.ledger.store.rotation import SNAPSHOT_SHARE, Pace
 from kvsweep.ledger.store.snapshot import decode_state, encode_state
 from kvsweep.ledger.store.sqlite import SqliteLog
 
@@ -115,13 +115,13 @@ def test_a_file_without_a_snapshot_behind_it_never_goes(path: Path) -> None:
     life.end("r")
     life.keep()
     assert files_of(str(path)) == [2]
-    assert log._chain is not None
-    log._chain.active.db.raw.execute("UPDATE snapshots SET digest = 'x'")
+    assert log._files is not None
+    log._files.active.db.raw.execute("UPDATE snapshots SET digest = 'x'")
     life.open("s")
     life.end("s")
     life.keep()
     assert files_of(str(path)) == [3], "the next one has a snapshot of its own"
-    log._chain.active.db.raw.execute("UPDATE snapshots SET crc = 0")
+    log._files.active.db.raw.execute("UPDATE snapshots SET crc = 0")
     log.append([e.CommandRefused(request=POOL, seq=1, command="c", state="s", reason="r")])
     assert log.snapshot() is None, "what is damaged is no snapshot"
     log.close()
@@ -179,8 +179,8 @@ def test_a_damaged_snapshot_costs_time_and_no_fact(path: Path, statement: str) -
     for name in ("a", "b"):
         life.open(name)
         life.keep()
-    assert log._chain is not None
-    log._chain.active.db.raw.execute(statement)
+    assert log._files is not None
+    log._files.active.db.raw.execute(statement)
     snapshot = log.snapshot()
     assert snapshot is not None
     assert snapshot.position == 2

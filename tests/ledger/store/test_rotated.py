@@ -19,8 +19,7 @@ from kvsweep.ledger.events import DigestRecorded, Event
 from kvsweep.ledger.fold import apply
 from kvsweep.ledger.ids import RequestKey
 from kvsweep.ledger.inspect.explain import explain_frame
-from kvsweep.ledger.inspect.frame import Frame
-from kvsweep.ledger.inspect.lives import open_lives, operations_begun
+from kvsweep.ledger.inspect.lives import Frame, open_lives, operations_begun
 from kvsweep.ledger.inspect.replay import Ledger
 from kvsweep.ledger.state import EMPTY
 from kvsweep.ledger.store.digest import Digest

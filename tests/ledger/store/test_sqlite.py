@@ -97,9 +97,9 @@ def test_a_ledger_goes_on_where_it_was_left(path: Path) -> None:
 def test_the_settings_that_were_measured_are_in_force(path: Path) -> None:
     log = SqliteLog(str(path))
     log.append(resumed(0))
-    assert log._chain is not None
+    assert log._files is not None
     names = ("journal_mode", "synchronous", "page_size", "wal_autocheckpoint")
-    found = {name: log._chain.active.db.raw.execute(f"PRAGMA {name}").fetchone()[0] for name in names}
+    found = {name: log._files.active.db.raw.execute(f"PRAGMA {name}").fetchone()[0] for name in names}
     log.close()
     assert found == {"journal_mode": "wal", "synchronous": 2, "page_size": PAGE_BYTES, "wal_autocheckpoint": 8000}
 
@@ -152,8 +152,8 @@ def test_an_interrupted_commit_stops_the_writer(path: Path, monkeypatch: pytest.
     """After a failed write nobody knows what is stored: nothing is acknowledged any more."""
     log = SqliteLog(str(path))
     log.append(resumed(0))
-    assert log._chain is not None
-    log._chain.active.db.raw.execute("PRAGMA max_page_count = 8")  # the disk is full
+    assert log._files is not None
+    log._files.active.db.raw.execute("PRAGMA max_page_count = 8")  # the disk is full
     event = e.CommandRefused(request=KEY, seq=1, command="x", state="y", reason="z" * (20 * PAGE_BYTES))
     with pytest.raises(LogError, match=r"failed at position 2: .*full"):
         log.append([event])

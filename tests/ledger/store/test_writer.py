@@ -18,7 +18,7 @@ from kvsweep.ledger.store.commit import Names
 from kvsweep.ledger.store.log import Level, QueueBounds
 from kvsweep.ledger.store.open import open_log
 from kvsweep.ledger.store.queue import GROUP_BYTES, GROUP_EVENTS
-from kvsweep.ledger.store.sequences import Fence
+from kvsweep.ledger.store.sequences import Sequences
 from kvsweep.ledger.store.sqlite import SqliteLog
 
 KEY = RequestKey("a-b-c", 1)
@@ -150,8 +150,8 @@ def test_the_level_is_the_databases_own(tmp_path: Path, level: Level, synchronou
     """NORMAL leaves the write-ahead file to the kernel, FULL syncs it with every commit."""
     log = SqliteLog(str(tmp_path / "ledger.db"))
     log.append(resumed(0), level=level)
-    assert log._chain is not None
-    assert log._chain.active.db.one("PRAGMA synchronous") == synchronous
+    assert log._files is not None
+    assert log._files.active.db.one("PRAGMA synchronous") == synchronous
     log.close()
 
 
@@ -302,7 +302,7 @@ def test_of_forgotten_streams_the_store_is_asked(tmp_path: Path) -> None:
         asked.append(request)
         return log.following(request)
 
-    log._fence = Fence([], look_up, limit=2)
+    log._sequences = Sequences([], look_up, limit=2)
     for key in keys:
         log.append(resumed(0, request=key))
     assert asked == [], "a stream that begins is nobody's question"
@@ -319,8 +319,8 @@ def test_of_forgotten_streams_the_store_is_asked(tmp_path: Path) -> None:
 
 def test_of_forgotten_ids_the_file_is_asked(tmp_path: Path) -> None:
     log = SqliteLog(str(tmp_path / "ledger.db"))
-    assert log._chain is not None
-    db = log._chain.active.db.raw
+    assert log._files is not None
+    db = log._files.active.db.raw
     log._names = Names(db, limit=2)
     events = []
     for seq in range(3):

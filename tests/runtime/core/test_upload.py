@@ -125,7 +125,12 @@ def test_f1_bytes_are_staged_leased_transferred_by_all_ranks_committed_and_ackno
     assert rig.request(key).view is None, "one rank is not all ranks"
     assert rig.effects_of(Acknowledge) == []
     rig.done(operation, 0)
-    assert rig.since(mark + len(START)) == ["RankTransferred", "RankTransferred", "TransferCompleted", "ResidencyCommitted"]
+    assert rig.since(mark + len(START)) == [
+        "RankTransferred",
+        "RankTransferred",
+        "TransferCompleted",
+        "ResidencyCommitted",
+    ]
     assert rig.request(key).upload.phase == "COMMITTED"
     assert rig.view(key).generation == rig.last(Acknowledge).generation == 1
     assert rig.view(key).logical.as_lists() == FIRST

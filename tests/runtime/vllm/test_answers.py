@@ -21,7 +21,7 @@ WORDS: dict[str, Bad] = {
     "operation id": lambda one: replace(one, done=replace(one.done, operation=replace(one.done.operation, request=3))),
 }
 SCORES: dict[str, Bad] = {
-    "word": lambda one: "word",
+    "report": lambda one: "report",
     "no request": lambda one: replace(one, request=None),
     "list": lambda one: replace(one, request=["x"]),
     "rank": lambda one: replace(one, rank=[0]),
@@ -41,7 +41,7 @@ def served(engine: Engine) -> int:
 
 
 @pytest.mark.parametrize("bad", WORDS.values(), ids=WORDS)
-def test_a_word_of_another_shape_is_refused(bad: Bad) -> None:
+def test_a_report_of_another_shape_is_refused(bad: Bad) -> None:
     said: list[object] = []
 
     def twice(ack: Ack) -> Ack:

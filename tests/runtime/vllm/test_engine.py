@@ -209,7 +209,7 @@ def test_an_abort_in_flight_keeps_what_may_still_be_read() -> None:
     [{"drop": 0.4}, {"duplicate": 0.6}, {"delay": 0.5}, {"drop": 0.2, "duplicate": 0.2, "delay": 0.2}],
     ids=["drop", "duplicate", "delay", "all"],
 )
-def test_lost_repeated_and_late_words_commit_once_and_the_engine_serves_on(
+def test_lost_repeated_and_late_reports_commit_once_and_the_engine_serves_on(
     faults: dict[str, float], extra: dict[str, Any]
 ) -> None:
     engine = Engine(blocks=24, extra={**extra, "faults": faults})
@@ -249,7 +249,7 @@ def test_a_step_ends_when_every_rank_has_done_it_and_not_before() -> None:
 
 
 def test_an_answer_that_is_lost_whole_holds_nothing_for_ever() -> None:
-    """A rank takes its steps in turn, so a later answer stands for the step of the lost one; its words come again."""
+    """A rank takes its steps in turn, so a later answer stands for the step of the lost one; its reports come again."""
     engine = Engine(blocks=40, ranks=2)
     engine.add("r", prompt=6 * BLOCK, output=30)
     for number in range(30):
@@ -262,7 +262,7 @@ def test_an_answer_that_is_lost_whole_holds_nothing_for_ever() -> None:
     settled(engine)
 
 
-def test_two_words_of_one_rank_are_not_two_ranks() -> None:
+def test_two_reports_of_one_rank_are_not_two_ranks() -> None:
     """The published fault of counters: a rank that reports twice stands for one that never did."""
 
     def first_rank_twice(ack: Ack) -> Ack:
@@ -284,14 +284,14 @@ def test_what_is_no_answer_of_ours_is_not_believed_and_not_raised() -> None:
     engine = Engine(blocks=40, ranks=1)
     engine.add("r", prompt=3 * BLOCK, output=8)
     engine.step()
-    for foreign in (None, object(), Ack(steps=((0, 10**6), (7, 1)), completions=("word", 3))):
+    for foreign in (None, object(), Ack(steps=((0, 10**6), (7, 1)), completions=("report", 3))):
         engine.half.update(foreign)
     assert engine.half.counts.acks["refused"] == 2
     engine.run()
     settled(engine)
 
 
-def test_a_word_that_contradicts_an_earlier_one_changes_nothing() -> None:
+def test_a_report_that_contradicts_an_earlier_one_changes_nothing() -> None:
     from msgspec.structs import replace
 
     def other_digest(ack: Ack) -> Ack:
@@ -314,7 +314,7 @@ def test_an_engine_goes_on_with_the_ledger_of_one_that_ended_with_operations_ope
     load(first)
     for _ in range(7):
         first.step()
-    first.lost = lambda ack: Ack(steps=ack.steps)  # the ranks' words on what is open now never arrive
+    first.lost = lambda ack: Ack(steps=ack.steps)  # the ranks' reports on what is open now never arrive
     for _ in range(3):
         first.step()
     assert first.half.pending()

@@ -21,7 +21,7 @@ from kvsweep.scenarios.demo.loop import Scorer, Session
 from kvsweep.scenarios.demo.model import Model
 from kvsweep.scenarios.demo.paged import DraftKv, StepReads
 from kvsweep.scenarios.demo.sampling import Sampler
-from kvsweep.scenarios.demo.stack import Stack, layout_of, world_of
+from kvsweep.scenarios.demo.stack import Stack, layout_of, run_config_of
 from kvsweep.scenarios.demo.text import load_text
 
 SEED = 20260916
@@ -58,7 +58,7 @@ async def opened(
     room  tokens that it may emit
     """
     layout = layout_of(model.config, model_hash="test", block_size=block_size)
-    driver = Driver.open(settings, world_of(layout, tokens=len(prompt) + room, settings=settings, ranks=ranks))
+    driver = Driver.open(settings, run_config_of(layout, tokens=len(prompt) + room, settings=settings, ranks=ranks))
     async with Stack(driver) as stack:
         kv = stack.kv
         session = Session(

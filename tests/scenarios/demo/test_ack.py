@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvsweep.cli.main import command_line
+from kvsweep.cli.demo import command_line
 from kvsweep.ledger.errors import SettingsError
 from kvsweep.ledger.inspect.replay import Ledger
 from kvsweep.ledger.store.open import open_log
-from kvsweep.scenarios.demo.ack import AckPipe
 from kvsweep.scenarios.demo.options import DemoOptions, check_options
+from kvsweep.scenarios.demo.run import AckPipe
 
 SEED = 20261130
 SMALL = (

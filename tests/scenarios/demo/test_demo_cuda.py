@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.cli.command_line import Command, command_of
 
-from kvsweep.cli.main import ours_of
+from kvsweep.cli.demo import ours_of
 from kvsweep.kernels.cuda.nvidia import why_no_device
 from kvsweep.kernels.cuda.simulated import Failure, SimulatedDriver
 from kvsweep.scenarios.demo.devices import cuda_devices, describe_driver, host_device
@@ -77,7 +77,7 @@ def test_g3_a_storm_over_the_cuda_device_loses_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(no_compiler, reason="no C++ compiler for the simulated driver")
 def test_a_device_that_is_lost_ends_the_run_with_its_name(tmp_path: Path) -> None:
-    """Not a wait for words that will never come, nor a word that nobody can vouch for."""
+    """Not a wait for reports that will never come, nor a report that nobody can vouch for."""
     driver = SimulatedDriver(seed=20260916)
     driver.failures["done"] = Failure(lost=True, after=5)
     options = DemoOptions(synthetic=True, prompt_tokens=64, block_size=8, every=4, tokens=8)

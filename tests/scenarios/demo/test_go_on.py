@@ -70,6 +70,6 @@ def test_another_world_is_named(kvsweep_command: Command, tmp_path: Path) -> Non
     small = "demo --synthetic --prompt-tokens 64 --tokens 4 --block-size 8 --json --ledger".split()
     assert kvsweep_command(*small, path).code == 0
     sentence = kvsweep_command(*small, path, "--go-on", "--prompt-tokens", "96").expect_sentence(1)
-    assert "the ledger cannot go on in this world: device_blocks: expected (" in sentence
+    assert "the ledger cannot go on with this run: device_blocks: expected (" in sentence
     again = kvsweep_command(*small, path, "--go-on")
     assert (again.code, again.json["lossless"]) == (0, True)

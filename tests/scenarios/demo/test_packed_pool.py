@@ -11,7 +11,7 @@ from kvsweep.ledger.messages import BlockSelection, OpenTail, SealTail
 from kvsweep.runtime.core.upload_plan import adoptable, keep_slots
 from kvsweep.runtime.driver import Driver
 from kvsweep.runtime.settings import Settings
-from kvsweep.scenarios.demo.stack import Stack, layout_of, world_of
+from kvsweep.scenarios.demo.stack import Stack, layout_of, run_config_of
 from kvsweep.scenarios.demo.synthetic import synthetic_config
 
 SEED, BLOCK, WHOLE = 20260916, 32, 6
@@ -47,7 +47,7 @@ async def _store_and_upload(packing: Packing, source: str) -> None:
         transfer={"deadline_s": 600.0},
         source={"kind": source, "allow_copy": source == "copy"},
     )
-    driver = Driver.open(settings, world_of(layout, tokens=(WHOLE + 1) * BLOCK, settings=settings))
+    driver = Driver.open(settings, run_config_of(layout, tokens=(WHOLE + 1) * BLOCK, settings=settings))
     rng = np.random.Generator(np.random.PCG64(SEED))
     shape = (len(layout.layers), WHOLE, 2, 3, BLOCK, 32)  # layer, block, K and V, head, position, element
     written: npt.NDArray[np.uint16] = rng.integers(0, 2**16, shape, dtype=np.uint16)

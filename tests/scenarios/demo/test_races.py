@@ -30,7 +30,8 @@ from kvsweep.ledger.sources import leading
 from kvsweep.ledger.state import RequestState
 from kvsweep.runtime.clock import TurnClock
 from kvsweep.runtime.core.upload_plan import adoptable, keep_slots
-from kvsweep.runtime.driver import Driver, World
+from kvsweep.runtime.driver import Driver
+from kvsweep.runtime.run_config import RunConfig
 from kvsweep.runtime.selection import select_blocks
 from kvsweep.runtime.settings import Settings
 from kvsweep.scenarios.demo.stack import Stack
@@ -137,7 +138,7 @@ def value(name: str, layer: int, logical: int) -> float:
 @asynccontextmanager
 async def rig(*, deadline_s: float = 60.0, blocks: int = BLOCKS, chaos: Chaos | None = None) -> AsyncIterator[Rig]:
     settings = Settings.of(log={"url": "memory:"}, transfer={"deadline_s": deadline_s})
-    world = World(
+    world = RunConfig(
         layout=LAYOUT,
         ranks=tuple((rank, 5) for rank in range(RANKS)),
         producer_epoch=1,
@@ -286,7 +287,7 @@ async def test_i_a_source_is_not_freed_while_a_transfer_may_read_it() -> None:
 
 @pytest.mark.anyio
 async def test_a_silent_rank_ends_in_abort_quarantine_and_a_reason() -> None:
-    """A deadline aborts and reports; only the rank's word, or the end of its process, ends the quarantine."""
+    """A deadline aborts and reports; only the rank's report, or the end of its process, ends the quarantine."""
     async with rig(deadline_s=0.2) as r:
         key = await r.opened("a")
         await r.round(key, [0, 1])

@@ -14,7 +14,7 @@ SIZES = {
     "fences",
     "idempotency keys of one request",
     "open steps",
-    "words a rank remembers",
+    "reports a rank remembers",
     "items in device queues",
     "awaited operations",
     "frames to ranks",

@@ -42,10 +42,10 @@ from tests.transports.test_host_faults import (  # noqa: F401
     test_early_reuse_of_a_freed_block_is_seen_as_wrong_bytes,
 )
 from tests.transports.test_rank import (  # noqa: F401
-    test_a_failed_copy_is_a_failed_word_with_its_reason_noted,
-    test_a_repeated_start_does_no_work_and_repeats_the_word,
+    test_a_failed_copy_is_a_failed_report_with_its_reason_noted,
+    test_a_repeated_start_does_no_work_and_repeats_the_report,
     test_cancel_before_the_start_is_a_promise_to_refuse_it,
-    test_g2_the_word_comes_after_the_copies_and_the_row,
+    test_g2_the_report_comes_after_the_copies_and_the_row,
     worker,
 )
 

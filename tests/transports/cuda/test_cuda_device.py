@@ -272,7 +272,7 @@ def test_g3_out_of_memory_aborts_the_operation_before_it_copies_and_keeps_what_w
 
 @pytest.mark.parametrize("call", ["record", "done"])
 def test_a_device_that_cannot_mark_or_tell_is_lost_and_completes_nothing(make_world: MakeWorld, call: str) -> None:
-    """Whether queued copies have run could never be known again: no word on them is honest."""
+    """Whether queued copies have run could never be known again: no report on them is honest."""
     world: Any = make_world()
     world.device.queue(world.transfer(1, {0: [4]}, {0: [2]}))
     driver_of(world).failures[call] = Failure(lost=True)

@@ -12,9 +12,8 @@ from kvsweep.ledger import laws
 from kvsweep.ledger.fold import apply_all
 from kvsweep.ledger.state import EMPTY
 from kvsweep.ledger.store.codec import encode_batch
-from kvsweep.scenarios.measure.bench.log import QUICK, LogBench, Sizes, run_log_bench
+from kvsweep.scenarios.measure.bench.log import QUICK, LogBench, LogRow, Sizes, run_log_bench
 from kvsweep.scenarios.measure.bench.log_events import EVENTS_A_ROUND, batches, endless, plain_lives, rounds, rounds_of
-from kvsweep.scenarios.measure.bench.log_report import LogRow
 
 STABLE = {"path", "size", "ours_ms", "peer", "peer_ms", "ratio", "limit", "of_limit"}
 

@@ -12,8 +12,7 @@ from kvsweep.kernels.cuda.simulated import SimulatedDriver
 from kvsweep.scenarios.measure.gpu import check as module
 from kvsweep.scenarios.measure.gpu import correct, graph
 from kvsweep.scenarios.measure.gpu.bench import Bench
-from kvsweep.scenarios.measure.gpu.check import SECTIONS, Check
-from kvsweep.scenarios.measure.gpu.goals import GOALS, Goal, judge
+from kvsweep.scenarios.measure.gpu.check import GOALS, SECTIONS, Check, Goal, judge
 
 ROOT = Path(__file__).resolve().parents[4]
 pytestmark = pytest.mark.skipif(

@@ -26,7 +26,7 @@ for number, line in enumerate(sys.stdin):
     else:
         batch = msgspec.json.decode(line, type=Batch)
         if batch.tokens == 13:
-            print("a last word", flush=True)
+            print("a last report", flush=True)
             os._exit(3)
         if batch.tokens == 14:
             threading.Event().wait()
@@ -81,7 +81,7 @@ def test_an_engine_that_does_not_start_says_why(script: Path, tmp_path: Path) ->
 
 
 def test_an_engine_that_dies_leaves_its_last_words(child: Child) -> None:
-    with pytest.raises(EngineFailed, match=r"^one: batch: ProcessEnded: exit code 3\na last word$"):
+    with pytest.raises(EngineFailed, match=r"^one: batch: ProcessEnded: exit code 3\na last report$"):
         child.run(batch(13), 60)
 
 

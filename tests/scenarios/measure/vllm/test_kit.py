@@ -1,4 +1,4 @@
-"""What is read off a ledger: commits that happened twice, and views that keep more than was granted."""
+"""What every check of the vLLM connector needs: prompts, engines, what a result says."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +13,33 @@ from kvsweep.ledger.inspect.replay import Ledger
 from kvsweep.scenarios.demo.options import DemoOptions
 from kvsweep.scenarios.demo.run import run_demo
 from kvsweep.scenarios.measure.vllm.job import Engine
-from kvsweep.scenarios.measure.vllm.kit import Kit, committed_twice, granted_most, kept_beyond_budget
+from kvsweep.scenarios.measure.vllm.kit import Kit, committed_twice, granted_most, kept_beyond_budget, prompts
+
+TEXT = list(range(1000))
+
+
+def test_lengths_are_spread_over_the_range_and_the_same_again() -> None:
+    given = prompts(TEXT, count=16, shortest=40, longest=400)
+    lengths = sorted(map(len, given))
+    assert (lengths[0], lengths[-1], len(set(lengths))) == (40, 400, 16)
+    assert given == prompts(TEXT, count=16, shortest=40, longest=400)
+    assert given != prompts(TEXT, count=16, shortest=40, longest=400, seed=1)
+    assert all(one == list(range(one[0], one[0] + len(one))) for one in given)
+
+
+def test_each_group_has_one_beginning() -> None:
+    given = prompts(TEXT, count=8, shortest=80, longest=200, shared=64, groups=4)
+    beginnings = [tuple(one[:64]) for one in given]
+    assert beginnings[:4] == beginnings[4:]
+    assert len(set(beginnings)) == 4
+    assert len({tuple(one) for one in given}) == 8
+
+
+def test_what_cannot_be_drawn_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"expected 0 < 5 <= 2000 <= 1000"):
+        prompts(TEXT, count=2, shortest=5, longest=2000)
+    with pytest.raises(ValueError, match=r"shared: expected less than the shortest prompt of 5 tokens, got 5"):
+        prompts(TEXT, count=2, shortest=5, longest=9, shared=5)
 
 
 @pytest.fixture(scope="module")

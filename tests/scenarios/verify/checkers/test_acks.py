@@ -1,4 +1,4 @@
-"""F2: the ACK oracle on words and event lists written by hand; every verdict, and every way to record it wrongly."""
+"""F2: the ACK oracle on reports and event lists written by hand; every verdict, and every way to record it wrongly."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ BOTH = {0: [0, 1], 1: [0, 1]}
 
 
 def oracle(story: Story) -> Acks:
-    """Has seen the story; that nothing had arrived for its words is forgotten."""
+    """Has seen the story; that nothing had arrived for its reports is forgotten."""
     acks = Acks()
     for event in story.events:
         acks.see(event)
@@ -26,7 +26,7 @@ def moving() -> Story:
     return Story().opened().leased(1, BOTH, BOTH, new=(0, 1))
 
 
-def word(number: int = 1, rank: int = 0, outcome: str = "completed", **fields: Any) -> Done:
+def report(number: int = 1, rank: int = 0, outcome: str = "completed", **fields: Any) -> Done:
     epoch = fields.pop("process_epoch", {0: 10, 1: 11}.get(rank, 0))
     op: Operation = fields.pop("operation", operation(number))
     return Done(operation=op, rank=rank, process_epoch=epoch, outcome=outcome)
@@ -40,41 +40,41 @@ def changed(**fields: Any) -> Operation:
 @pytest.mark.parametrize(
     ("story", "done", "expected"),
     [
-        (moving(), word(), "applied"),
-        (moving(), word(outcome="failed"), "applied"),
-        (moving().moved(1, ranks=(0,)), word(), "duplicate"),
-        (moving().moved(1, ranks=(0,)), word(outcome="failed"), "conflict"),
-        (moving().moved(1, ranks=(0,)), word(rank=1), "applied"),
-        (moving(), word(rank=2), "conflict"),
-        (moving(), word(outcome="done"), "conflict"),
-        (moving(), word(outcome="epoch_ended"), "conflict"),
-        (moving(), word(operation=changed(map_revision=1)), "conflict"),
-        (moving(), word(operation=changed(pool_generation=2)), "conflict"),
-        (moving(), word(number=2), "future"),
-        (moving(), word(operation=changed(request=RequestKey("a", 2))), "future"),
-        (moving(), word(operation=changed(request=RequestKey("nobody", 1))), "future"),
-        (moving(), word(process_epoch=12), "future"),
-        (moving(), word(process_epoch=9), "stale"),
-        (moving().add(e.UploadAborted, operation=operation(1), reason="r"), word(outcome="cancelled"), "applied"),
+        (moving(), report(), "applied"),
+        (moving(), report(outcome="failed"), "applied"),
+        (moving().moved(1, ranks=(0,)), report(), "duplicate"),
+        (moving().moved(1, ranks=(0,)), report(outcome="failed"), "conflict"),
+        (moving().moved(1, ranks=(0,)), report(rank=1), "applied"),
+        (moving(), report(rank=2), "conflict"),
+        (moving(), report(outcome="done"), "conflict"),
+        (moving(), report(outcome="epoch_ended"), "conflict"),
+        (moving(), report(operation=changed(map_revision=1)), "conflict"),
+        (moving(), report(operation=changed(pool_generation=2)), "conflict"),
+        (moving(), report(number=2), "future"),
+        (moving(), report(operation=changed(request=RequestKey("a", 2))), "future"),
+        (moving(), report(operation=changed(request=RequestKey("nobody", 1))), "future"),
+        (moving(), report(process_epoch=12), "future"),
+        (moving(), report(process_epoch=9), "stale"),
+        (moving().add(e.UploadAborted, operation=operation(1), reason="r"), report(outcome="cancelled"), "applied"),
         (
             moving().add(e.UploadAborted, operation=operation(1), reason="r").settled(1, 0).settled(1, 1),
-            word(outcome="cancelled"),
+            report(outcome="cancelled"),
             "duplicate",
         ),
         (
             moving().add(e.UploadAborted, operation=operation(1), reason="r").settled(1, 0).settled(1, 1),
-            word(outcome="completed"),
+            report(outcome="completed"),
             "stale",
         ),
-        (moving().moved(1).committed(1), word(), "duplicate"),
-        (moving().moved(1).committed(1).acknowledged(1), word(), "duplicate"),
+        (moving().moved(1).committed(1), report(), "duplicate"),
+        (moving().moved(1).committed(1).acknowledged(1), report(), "duplicate"),
         (
             moving().moved(1).committed(1).acknowledged(1)
             .uploaded(2, {0: [2], 1: []}, {0: [2], 1: []}, new=(2,), row=1, generation=2, revision=1),
-            word(),
+            report(),
             "stale",
         ),
-        (moving().add(e.RequestFinished).add(e.RequestClosed), word(), "stale"),
+        (moving().add(e.RequestFinished).add(e.RequestClosed), report(), "stale"),
     ],
 )  # fmt: skip
 def test_f2_each_row_of_the_table(story: Story, done: Done, expected: str) -> None:
@@ -83,10 +83,10 @@ def test_f2_each_row_of_the_table(story: Story, done: Done, expected: str) -> No
 
 def test_f2_a_lost_rank_and_a_new_process() -> None:
     acks = oracle(moving().add(e.RankLost, POOL, rank=0, process_epoch=10, pool_generation=2))
-    assert acks.arrived(word()) == "stale"
+    assert acks.arrived(report()) == "stale"
     acks = oracle(moving().add(e.RankRestarted, POOL, rank=0, process_epoch=12, pool_generation=2))
-    assert acks.arrived(word()) == "stale"
-    assert acks.arrived(word(process_epoch=12)) == "conflict"
+    assert acks.arrived(report()) == "stale"
+    assert acks.arrived(report(process_epoch=12)) == "conflict"
 
 
 @pytest.mark.parametrize(
@@ -100,12 +100,12 @@ def test_f2_a_lost_rank_and_a_new_process() -> None:
         (moving().moved(1).committed(1).acknowledged(1), 1, PRODUCER, "duplicate"),
     ],
 )
-def test_f2_the_producers_word_has_the_same_table(story: Story, number: int, epoch: int, expected: str) -> None:
+def test_f2_the_producers_report_has_the_same_table(story: Story, number: int, epoch: int, expected: str) -> None:
     assert oracle(story).arrived(Acknowledged(operation=operation(number), process_epoch=epoch)) == expected
 
 
 def heard(story: Story, done: Done, record: type[e.Event] | None = None, **fields: Any) -> list[str]:
-    """The word arrives after the story, and this is recorded of it."""
+    """The report arrives after the story, and this is recorded of it."""
     acks = oracle(story)
     acks.arrived(done)
     if record is not None:
@@ -120,22 +120,22 @@ REFUSED = {"outcome": "completed", "rule": "r", "expected": "", "got": ""}
 
 
 def test_f2_what_is_recorded_rightly_passes() -> None:
-    assert heard(moving(), word(), e.RankTransferred, **MOVED) == []
-    assert heard(moving(), word(number=2), e.AckRefused, verdict="future", **REFUSED) == []
+    assert heard(moving(), report(), e.RankTransferred, **MOVED) == []
+    assert heard(moving(), report(number=2), e.AckRefused, verdict="future", **REFUSED) == []
 
 
 def test_f2_every_wrong_record_is_a_break() -> None:
     who = "completed of rank 0, process epoch {}, on operation {}"
-    assert heard(moving(), word()) == [f"nothing was recorded for {who.format(10, 1)}, expected applied"]
-    stale = heard(moving(), word(process_epoch=9), e.RankTransferred, **MOVED)
+    assert heard(moving(), report()) == [f"nothing was recorded for {who.format(10, 1)}, expected applied"]
+    stale = heard(moving(), report(process_epoch=9), e.RankTransferred, **MOVED)
     assert stale == [f"{who.format(9, 1)} is applied, expected stale"]
-    other = heard(moving(), word(), e.RankTransferred, **{**MOVED, "rank": 1})
+    other = heard(moving(), report(), e.RankTransferred, **{**MOVED, "rank": 1})
     assert other[0].startswith(f"{who.format(10, 1)} arrived, recorded is (")
-    refused = heard(moving(), word(number=2), e.AckRefused, verdict="conflict", **REFUSED)
+    refused = heard(moving(), report(number=2), e.AckRefused, verdict="conflict", **REFUSED)
     assert refused == [f"{who.format(10, 2)} is conflict, expected future"]
 
 
-def test_f2_a_word_that_nobody_sent_is_a_break() -> None:
+def test_f2_a_report_that_nobody_sent_is_a_break() -> None:
     acks = Acks()
     for event in moving().moved(1, ranks=(0,)).events:
         acks.see(event)
@@ -171,6 +171,6 @@ def test_closed_lives_are_forgotten_and_open_ones_are_not() -> None:
     for event in story.events:
         acks.see(event)
     assert len(acks._books) == LIVES_KEPT
-    assert acks.arrived(word(operation=changed(request=RequestKey("r0", 3), operation_id=0))) == "stale"
-    assert acks.arrived(word(operation=changed(request=RequestKey("r0", 4), operation_id=0))) == "future"
+    assert acks.arrived(report(operation=changed(request=RequestKey("r0", 3), operation_id=0))) == "stale"
+    assert acks.arrived(report(operation=changed(request=RequestKey("r0", 4), operation_id=0))) == "future"
     assert "a" in acks._books

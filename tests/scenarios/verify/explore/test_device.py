@@ -8,8 +8,7 @@ from tests.scenarios.verify.explore.small import small
 from kvsweep.ledger.errors import LayoutError
 from kvsweep.ledger.ids import Operation, RequestKey, Rows
 from kvsweep.ledger.messages import MoveBlocks, StoreBlocks, Transfer
-from kvsweep.scenarios.verify.explore.contents import NOTHING, UNCONFIRMED, label, say
-from kvsweep.scenarios.verify.explore.device import LabelDevice
+from kvsweep.scenarios.verify.explore.device import NOTHING, UNCONFIRMED, LabelDevice, label, say
 from kvsweep.scenarios.verify.explore.rank import CopyCpu, Rank, Write
 from kvsweep.scenarios.verify.explore.world import Asker, World
 
@@ -40,7 +39,7 @@ def test_a_copy_reads_its_sources_when_it_runs(device: LabelDevice) -> None:
     device.run(1)
     assert (device.memory[0], device.memory[device.blocks + 1]) == (7, 8)
     assert device.table(KEY, 1, 3, 1).tolist() == [1]
-    assert [word.outcome for word in device.poll()] == ["completed"]
+    assert [report.outcome for report in device.poll()] == ["completed"]
     assert device.poll() == []
 
 
@@ -62,7 +61,7 @@ def test_what_has_begun_is_not_cancelled_and_what_has_not_is() -> None:
     assert not device.tables
     device.run(1)
     device.run(1)
-    assert [word.outcome for word in device.poll()] == ["completed"]
+    assert [report.outcome for report in device.poll()] == ["completed"]
 
 
 def test_a_failure_keeps_what_was_copied_and_writes_no_row() -> None:
@@ -72,7 +71,7 @@ def test_a_failure_keeps_what_was_copied_and_writes_no_row() -> None:
     device.run(1)
     device.fail(1)
     assert (device.memory[0], device.tables) == (9, {})
-    assert [word.outcome for word in device.poll()] == ["failed"]
+    assert [report.outcome for report in device.poll()] == ["failed"]
 
 
 def test_moves_and_stores_go_their_way(device: LabelDevice) -> None:

@@ -15,8 +15,8 @@ from kvsweep.ledger.reducers import settle
 from kvsweep.ledger.state import Lane, OpenOperation, RequestState
 from kvsweep.runtime.core import core, follow, restarts
 from kvsweep.runtime.core.steps import OpenSteps
-from kvsweep.scenarios.verify.explore import coordinator, space
-from kvsweep.scenarios.verify.explore.oracles import Oracles
+from kvsweep.scenarios.verify.explore import coordinator_state, space
+from kvsweep.scenarios.verify.explore.coordinator_state import Oracles
 from kvsweep.scenarios.verify.explore.search import Search, explore
 from kvsweep.scenarios.verify.explore.space import Space
 from kvsweep.scenarios.verify.explore.world import Ask, Faults
@@ -103,25 +103,25 @@ def test_a_row_that_two_attempts_write_is_found(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_word_that_counts_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_that_counts_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     table = tuple(row for row in acks.TABLE if not row[0].startswith("rank already recorded with this outcome"))
     monkeypatch.setattr(acks, "TABLE", table)
     found = explore(small())
-    assert only(found).startswith("an honest word is no error")
+    assert only(found).startswith("an honest report is no error")
     assert found.trail[-1] == found.trail[-2] == "completed of #1 arrives from rank 0"
 
 
 @pytest.mark.usefixtures("alone")
-def test_f2_a_forged_word_that_is_taken_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_f2_a_forged_report_that_is_taken_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     table = tuple(row for row in acks.TABLE if not row[0].startswith("differs from the operation"))
     monkeypatch.setattr(acks, "TABLE", table)
     assert explore(small()).broken == ()
     found = explore(small(forged=True))
-    assert only(found).startswith(("a word that no rank said changes nothing", "nothing raises"))
+    assert only(found).startswith(("a report that no rank sent changes nothing", "nothing raises"))
     assert len(found.trail) == 1
 
 
-def test_a_word_that_nobody_says_again_leaves_a_state_that_does_not_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_that_nobody_says_again_leaves_a_state_that_does_not_drain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restarts, "_say_again", lambda *_: None)
     found = explore(small(faults=Faults(producer_restarts=1)))
     why = "upload operation 1 is open: the producer has not acknowledged"
@@ -141,7 +141,7 @@ def test_progress_in_a_circle_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     start = RankWorker._start
 
     def forgetful(self: RankWorker, work: Any) -> None:
-        self._words.pop(work.operation.operation_id, None)
+        self._reports.pop(work.operation.operation_id, None)
         start(self, work)
 
     monkeypatch.setattr(RankWorker, "_start", forgetful)
@@ -151,12 +151,12 @@ def test_progress_in_a_circle_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_blocks_that_stay_away_from_their_pool_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    perform = coordinator.Coordinator._perform
+    perform = coordinator_state.CoordinatorState._perform
 
-    def keeps(self: coordinator.Coordinator, effect: Any) -> Any:
+    def keeps(self: coordinator_state.CoordinatorState, effect: Any) -> Any:
         return [] if isinstance(effect, Release) else perform(self, effect)
 
-    monkeypatch.setattr(coordinator.Coordinator, "_perform", keeps)
+    monkeypatch.setattr(coordinator_state.CoordinatorState, "_perform", keeps)
     found = explore(small(faults=Faults(finishes=1)))
     assert only(found).startswith("free and held make up the pool")
 

@@ -5,10 +5,10 @@ from msgspec.structs import replace
 from tests.scenarios.verify.explore.small import SMALL, shipped, small
 
 from kvsweep.ledger.messages import Abort, OpenRequest
-from kvsweep.scenarios.verify.explore.asks import first_registration, message_of
-from kvsweep.scenarios.verify.explore.coordinator import Coordinator
+from kvsweep.scenarios.verify.explore.coordinator_state import CoordinatorState
 from kvsweep.scenarios.verify.explore.digest import Parts, digest_of
 from kvsweep.scenarios.verify.explore.loop import Spent
+from kvsweep.scenarios.verify.explore.messages import first_registration, message_of
 from kvsweep.scenarios.verify.explore.rank import Rank
 from kvsweep.scenarios.verify.explore.search import Search
 from kvsweep.scenarios.verify.explore.space import Space
@@ -61,18 +61,18 @@ def test_numbers_that_only_count_were_there_to_be_left_out() -> None:
 
 
 @pytest.fixture
-def opened() -> Coordinator:
-    coordinator, _, _ = Coordinator(small()).handles(OpenRequest(request_id="a"))
+def opened() -> CoordinatorState:
+    coordinator, _, _ = CoordinatorState(small()).handles(OpenRequest(request_id="a"))
     return coordinator.handles(first_registration(coordinator, "a", 4))[0]
 
 
-def uploading(coordinator: Coordinator) -> Coordinator:
+def uploading(coordinator: CoordinatorState) -> CoordinatorState:
     message = message_of(coordinator, "a", Ask("select", ((0,), (1,))))
     assert message is not None
     return coordinator.handles(message)[0]
 
 
-def test_a_coordinator_that_goes_on_leaves_the_one_before_it_as_it_was(opened: Coordinator) -> None:
+def test_a_coordinator_that_goes_on_leaves_the_one_before_it_as_it_was(opened: CoordinatorState) -> None:
     before = digest_of(opened.exact()), opened.pools.device.free, opened.pools.cpu.free
     after = uploading(opened)
     assert digest_of(after.exact()) != before[0]
@@ -80,7 +80,7 @@ def test_a_coordinator_that_goes_on_leaves_the_one_before_it_as_it_was(opened: C
     assert after.pools.device.free == (opened.pools.device.free[0] - 1,)
 
 
-def test_coordinators_with_equal_futures_are_one_and_others_are_not(opened: Coordinator) -> None:
+def test_coordinators_with_equal_futures_are_one_and_others_are_not(opened: CoordinatorState) -> None:
     refused = message_of(opened, "a", Ask("retain", ((9,), ())))
     assert refused is not None
     noted, turn, _ = opened.handles(replace(refused, map_revision=7))
@@ -93,7 +93,7 @@ def test_coordinators_with_equal_futures_are_one_and_others_are_not(opened: Coor
     assert len({digest_of(one.canonical()) for one in (opened, stepped, aborted)}) == 3
 
 
-def test_a_rank_that_goes_on_leaves_the_one_before_it_as_it_was(opened: Coordinator) -> None:
+def test_a_rank_that_goes_on_leaves_the_one_before_it_as_it_was(opened: CoordinatorState) -> None:
     rank = Rank(small(), 0)
     (work,) = uploading(opened).sent
     before = digest_of(rank.canonical())
@@ -105,7 +105,7 @@ def test_a_rank_that_goes_on_leaves_the_one_before_it_as_it_was(opened: Coordina
     assert [len(one.said) for one in (rank, received, ran, restarted)] == [0, 0, 1, 1]
 
 
-def test_ranks_that_have_different_work_of_one_number_are_different(opened: Coordinator) -> None:
+def test_ranks_that_have_different_work_of_one_number_are_different(opened: CoordinatorState) -> None:
     """Operations of different branches carry one number."""
     (one,) = uploading(opened).sent
     message = message_of(opened, "a", Ask("select", ((2,), (1,))))

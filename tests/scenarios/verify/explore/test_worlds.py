@@ -1,5 +1,7 @@
 """The worlds that ship: every one searched to its end, as many states as ever, nothing broken, nothing missed."""
 
+from pathlib import Path
+
 import pytest
 from tests.scenarios.verify.explore.small import SMALL
 
@@ -39,3 +41,18 @@ def test_every_world_says_what_it_is_for() -> None:
     assert len({world.name for world in WORLDS}) == len(WORLDS)
     assert all(world.title and world.sometimes for world in WORLDS)
     assert all(len(set(world.sometimes)) == len(world.sometimes) for world in WORLDS)
+
+
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "explorer.md"
+
+
+def test_the_page_lists_every_world_with_its_states() -> None:
+    rows = [f"| `{world.name}` | {world.states:,} | {world.title} |" for world in WORLDS]
+    page = PAGE.read_text(encoding="utf-8").splitlines()
+    listed = [line for line in page if line.startswith("| `")]
+    assert listed == rows, "\n".join(["expected in docs/explorer.md:", *rows])
+
+
+def test_the_page_says_how_many_states_there_are_in_all() -> None:
+    total = sum(world.states for world in WORLDS)
+    assert f"{len(WORLDS)} worlds, {total:,} states" in PAGE.read_text(encoding="utf-8")

@@ -23,9 +23,9 @@ from kvsweep.scenarios.verify.script.steps import (
     Upload,
     Write,
 )
-from kvsweep.scenarios.verify.script.world import Group, World
+from kvsweep.scenarios.verify.script.world import Group, ScenarioWorld
 
-WORLD = World(groups=(Group(), Group(kind="sliding", layers=1, window=8)), device_blocks=24, deadline=60)
+WORLD = ScenarioWorld(groups=(Group(), Group(kind="sliding", layers=1, window=8)), device_blocks=24, deadline=60)
 STORY: tuple[Step, ...] = (
     Open(blocks=4, tokens=2),
     Publish(blocks=2),

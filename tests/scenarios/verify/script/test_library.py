@@ -9,8 +9,7 @@ import pytest
 
 from kvsweep.scenarios.verify.script.format import Script
 from kvsweep.scenarios.verify.script.load import dump, library, load_script, parse
-from kvsweep.scenarios.verify.script.run import run_script
-from kvsweep.scenarios.verify.script.verdict import Verdict
+from kvsweep.scenarios.verify.script.run import Verdict, run_script
 
 SHIPPED = library()
 CONTRACT_I = {
@@ -79,7 +78,7 @@ def test_another_seed_is_another_run() -> None:
 
 
 def test_a_ledger_file_changes_nothing(tmp_path: Path) -> None:
-    script = load_script(next(path for path in SHIPPED if path.stem == "late_words_of_the_first_attempt"))
+    script = load_script(next(path for path in SHIPPED if path.stem == "late_reports_of_the_first_attempt"))
     kept = run_script(script, ledger=tmp_path / "scenario.ledger")
     assert kept.passed, why(kept)
     assert (kept.digest, kept.unseed) == (run_script(script).digest, run_script(script).unseed)
@@ -104,7 +103,7 @@ def test_a_scenario_needs_no_model_and_no_torch(tmp_path: Path) -> None:
         "import sys\n"
         "from kvsweep.scenarios.verify.script.load import LIBRARY, load_script\n"
         "from kvsweep.scenarios.verify.script.run import run_script\n"
-        "verdict = run_script(load_script(LIBRARY / 'one_word_twice.toml'))\n"
+        "verdict = run_script(load_script(LIBRARY / 'one_report_twice.toml'))\n"
         "print(verdict.passed, 'torch' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)

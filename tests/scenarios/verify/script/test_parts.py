@@ -14,7 +14,7 @@ from kvsweep.scenarios.verify.script.format import MAX_FAULTS, MAX_STEPS
 from kvsweep.scenarios.verify.script.load import parse
 from kvsweep.scenarios.verify.script.timeline import Timeline
 from kvsweep.scenarios.verify.script.wires import Frame, Wire
-from kvsweep.scenarios.verify.script.world import Group, Links, World
+from kvsweep.scenarios.verify.script.world import Group, Links, ScenarioWorld
 
 
 def wire_of(timeline: Timeline, *frames: Frame, links: Links | None = None) -> Wire:
@@ -123,7 +123,7 @@ async def test_chance_loses_and_repeats_until_the_faults_stop() -> None:
 
 
 def test_any_wrong_token_layer_head_or_life_shows_in_the_bytes() -> None:
-    world = World(groups=(Group(layers=3),))
+    world = ScenarioWorld(groups=(Group(layers=3),))
     kv = SyntheticKv(world.layout())
     tags = [tag_of(RequestKey(name, epoch)) for name in ("a", "b") for epoch in (1, 2)]
     blocks = [kv.block(tag, layer, logical) for tag in tags for layer in range(3) for logical in range(4)]
@@ -137,7 +137,7 @@ def test_any_wrong_token_layer_head_or_life_shows_in_the_bytes() -> None:
 def test_a_model_makes_the_same_kv_whatever_is_asked_first() -> None:
     from kvsweep.scenarios.verify.script.model_kv import ModelKv
 
-    layout = World(kv="model", groups=(Group(), Group(kind="sliding", layers=1, window=8))).layout()
+    layout = ScenarioWorld(kv="model", groups=(Group(), Group(kind="sliding", layers=1, window=8))).layout()
     one, other = ModelKv(layout, 5), ModelKv(layout, 5)
     last = one.block(7, 2, 40).copy()
     first = one.block(7, 2, 0).copy()
@@ -167,7 +167,7 @@ def test_a_verdict_keeps_the_first_of_what_is_broken() -> None:
 
 def test_made_up_blocks_are_kept_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(content, "BLOCKS_KEPT", 4)
-    kv = SyntheticKv(World().layout())
+    kv = SyntheticKv(ScenarioWorld().layout())
     for logical in range(10):
         kv.block(1, 0, logical)
     assert len(kv._blocks) == 4

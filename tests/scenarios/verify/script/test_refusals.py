@@ -69,7 +69,7 @@ def refusal(text: str) -> str:
         ),
         (
             '[[fault]]\ndo = "stale_epoch"\non = { message = "transfer" }',
-            "$.fault[0].on.message: expected 'done', a rank's word, got 'transfer'",
+            "$.fault[0].on.message: expected 'done', a rank's report, got 'transfer'",
         ),
         (
             '[[fault]]\ndo = "crash"\nrank = 0',

@@ -9,12 +9,11 @@ from kvsweep.ledger import acks
 from kvsweep.runtime.core import reports
 from kvsweep.runtime.core.steps import OpenSteps
 from kvsweep.scenarios.verify.script import steps as s
+from kvsweep.scenarios.verify.script.expectations import LAW_NAMES
 from kvsweep.scenarios.verify.script.faults import Fault
 from kvsweep.scenarios.verify.script.format import Script
-from kvsweep.scenarios.verify.script.laws import LAW_NAMES
 from kvsweep.scenarios.verify.script.load import LIBRARY, load_script, parse
-from kvsweep.scenarios.verify.script.run import run_script
-from kvsweep.scenarios.verify.script.verdict import Verdict
+from kvsweep.scenarios.verify.script.run import Verdict, run_script
 from kvsweep.transports.producer import HostProducer
 
 HEAD = 'title = "x"\n[[step]]\ndo = "open"\nblocks = 4\nregistered = true\n'
@@ -130,7 +129,7 @@ def test_g2_a_view_that_is_retired_under_its_readers_breaks_a_law(name: str) -> 
 
 
 def test_f1_ranks_that_are_counted_break_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second word of one rank is taken for the word of another."""
+    """A second report of one rank is taken for the report of another."""
     honest = acks.judge
 
     def counting(state: Any, ack: acks.Ack) -> acks.Verdict:
@@ -141,7 +140,7 @@ def test_f1_ranks_that_are_counted_break_a_law(monkeypatch: pytest.MonkeyPatch) 
         return honest(state, other)
 
     monkeypatch.setattr(reports, "judge", counting)
-    assert not run_script(shipped("one_word_twice")).passed
+    assert not run_script(shipped("one_report_twice")).passed
 
 
 def test_d8_sources_that_are_lost_before_the_copy_break_a_law(monkeypatch: pytest.MonkeyPatch) -> None:

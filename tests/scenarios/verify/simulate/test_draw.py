@@ -70,8 +70,8 @@ def opened(script: Script) -> set[str]:
     return {step.request for step in script.step if isinstance(step, s.Open)}
 
 
-def test_no_word_is_forged_that_nobody_could_see_through() -> None:
-    """A rank's own name, number and revisions under a word that it did not say would have to be believed."""
+def test_no_report_is_forged_that_nobody_could_see_through() -> None:
+    """A rank's own name, number and revisions under a report that it did not send would have to be believed."""
     for script in SCRIPTS:
         for step in script.step:
             if isinstance(step, s.Say):

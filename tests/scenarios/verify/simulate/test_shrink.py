@@ -11,7 +11,7 @@ from kvsweep.scenarios.verify.script.address import Message
 from kvsweep.scenarios.verify.script.format import Expect, Script
 from kvsweep.scenarios.verify.script.load import check, load_script
 from kvsweep.scenarios.verify.script.run import run_script
-from kvsweep.scenarios.verify.script.world import Group, Links, World
+from kvsweep.scenarios.verify.script.world import Group, Links, ScenarioWorld
 from kvsweep.scenarios.verify.simulate.draw import random_script
 from kvsweep.scenarios.verify.simulate.judge import judge_twice, law_of
 from kvsweep.scenarios.verify.simulate.shrink import shrink
@@ -19,7 +19,7 @@ from kvsweep.scenarios.verify.simulate.sweep import explain
 
 
 def test_only_what_the_failure_needs_is_left() -> None:
-    """A failure that hangs on one retain of b and one dropped word: all else goes, the world too."""
+    """A failure that hangs on one retain of b and one dropped report: all else goes, the world too."""
 
     def fails(script: Script) -> bool:
         check(script)
@@ -29,7 +29,7 @@ def test_only_what_the_failure_needs_is_left() -> None:
     script = Script(
         title="a failure",
         seed=3,
-        world=World(
+        world=ScenarioWorld(
             ranks=3,
             groups=(Group(layers=3), Group(kind="sliding", layers=1, window=4)),
             links=Links(lose=0.1, delay=3),

@@ -10,12 +10,11 @@ import msgspec
 import pytest
 from tests.cli.command_line import Command, command_of
 
-from kvsweep.scenarios.verify.script.situations import SITUATIONS
-from kvsweep.scenarios.verify.script.verdict import Verdict
-from kvsweep.scenarios.verify.simulate import judge, sweep, workers
+from kvsweep.scenarios.verify.script.expectations import SITUATIONS
+from kvsweep.scenarios.verify.script.run import Verdict
+from kvsweep.scenarios.verify.simulate import judge, sweep
 from kvsweep.scenarios.verify.simulate.draw import random_script
-from kvsweep.scenarios.verify.simulate.judge import Judged, judge_twice
-from kvsweep.scenarios.verify.simulate.workers import WorkerFailed
+from kvsweep.scenarios.verify.simulate.judge import Judged, WorkerFailed, judge_twice
 
 KEYS = {
     "start",
@@ -56,7 +55,7 @@ def test_a_sweep_in_json(kvsweep_command: Command) -> None:
 def test_the_seeds_stand_first_and_the_command_that_repeats_them_last(
     kvsweep_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "judge_seed", fake)
+    monkeypatch.setattr(judge, "judge_seed", fake)
     answer = kvsweep_command("simulate", "--seeds", 12, "--start", 40)
     lines = answer.out.splitlines()
     assert (answer.code, answer.err) == (0, "")
@@ -77,9 +76,9 @@ def test_a_process_that_dies_ends_the_sweep_with_its_last_words(monkeypatch: pyt
         words = f"import sys; print('gone', file=sys.stderr); sys.exit({share.step})"
         return subprocess.Popen([sys.executable, "-c", words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
-    monkeypatch.setattr(workers, "_start", start)
+    monkeypatch.setattr(judge, "_start", start)
     with pytest.raises(WorkerFailed, match=r"a process of the sweep ended with 2: gone"):
-        list(workers.judged(range(4), jobs=2))
+        list(judge.judged(range(4), jobs=2))
 
 
 def test_a_failing_seed_ends_with_exit_code_1_its_file_and_its_command(
@@ -92,7 +91,7 @@ def test_a_failing_seed_ends_with_exit_code_1_its_file_and_its_command(
         broken = ["ownership (turn 3): event 4: block 1"] if seed >= 8 and script.step else []  # type: ignore[attr-defined]
         return fake(seed, *broken)
 
-    monkeypatch.setattr(workers, "judge_twice", judged)
+    monkeypatch.setattr(judge, "judge_twice", judged)
     monkeypatch.setattr(sweep, "judge_twice", judged)
     answer = kvsweep_command("simulate", "--seeds", 4, "--start", 6, "--out", tmp_path, "--json")
     assert answer.code == 1
@@ -110,7 +109,7 @@ def test_a_failing_seed_ends_with_exit_code_1_its_file_and_its_command(
 
 def test_from_two_thousand_seeds_on_every_situation_must_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     first, *others = SITUATIONS
-    monkeypatch.setattr(workers, "judge_seed", lambda seed: fake(seed, situations=tuple(others)))
+    monkeypatch.setattr(judge, "judge_seed", lambda seed: fake(seed, situations=tuple(others)))
     few, many = sweep.sweep(range(1999)), sweep.sweep(range(2000))
     assert few.missing == many.missing == (first,)
     assert (few.passed, many.passed) == (True, False)
@@ -119,7 +118,7 @@ def test_from_two_thousand_seeds_on_every_situation_must_be_reached(monkeypatch:
 def test_failed_seeds_are_counted_without_end_and_kept_up_to_a_bound(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(workers, "judge_seed", lambda seed: fake(seed, "a law: broken"))
+    monkeypatch.setattr(judge, "judge_seed", lambda seed: fake(seed, "a law: broken"))
     monkeypatch.setattr(sweep, "explain", lambda seed, out: None)
     found = sweep.sweep(range(500), out=tmp_path)
     assert (found.failures, found.failed) == (500, tuple(range(sweep.FAILED_KEPT)))
@@ -129,7 +128,7 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(
     kvsweep_command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(workers, "judge_seed", lambda seed: fake(seed, "a law: broken"))
+    monkeypatch.setattr(judge, "judge_seed", lambda seed: fake(seed, "a law: broken"))
     monkeypatch.setattr(sweep, "judge_twice", lambda script: fake(script.seed, "a law: broken"))
     monkeypatch.setattr(sweep, "shrink", lambda script, fails, tries: (script, 1))
     answer = kvsweep_command("simulate", "--seeds", 1, "--out", tmp_path / "file", "--json")
